@@ -1,7 +1,6 @@
-"""The registry of compute backends: a backend is a folder beside this file that has a module `backend`.
+"""Registry of compute backends: each is a sibling folder with a module `backend`.
 
-`scheduler.backend` names the folder. The module is imported when it is opened, so that a process only loads the backend that
-it uses.
+`scheduler.backend` names the folder. The module is imported on opening, so that a process loads only the backend it uses.
 """
 
 from importlib import import_module
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def backend_names() -> list[str]:
-    """Names of all backends, sorted."""
+    """Return the sorted names of all backends."""
     folders = (module.name for module in iter_modules(resources.compute.__path__) if module.ispkg)
     return sorted(name for name in folders if find_spec(backend_module(name)))
 
@@ -41,7 +40,7 @@ def check_backend(name: str) -> str:
 
 
 def open_backend(settings: "Settings", credentials: Credentials | None = None) -> "Compute":
-    """Open the backend that the settings name.
+    """Open the configured backend.
 
     Raises:
         BadConfiguration: there is no such backend; the message lists those that exist.

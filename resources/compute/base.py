@@ -23,15 +23,15 @@ PROGRAM_ENVIRONMENT = {
     "TRANSFORMERS_VERBOSITY": "error",
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
-    # Threads that spin while they wait lose most of their time on a machine that does other work too; threads that sleep at
-    # once are woken thousands of times a second: 49,000 context switches against 5,000, and a tenth of a step.
+    # Threads that spin while waiting lose most of their time on a machine with other load; threads that sleep immediately
+    # are woken thousands of times a second: 49,000 context switches instead of 5,000, and a tenth of the step time.
     "OMP_WAIT_POLICY": "PASSIVE",
     "GOMP_SPINCOUNT": "10000",
 }
 
 
 class JobKey(Protocol):
-    """What identifies a job to a backend. A `Job`, a `JobRecord` and a `JobRef` are such keys."""
+    """Key of a job, implemented by `Job`, `JobRecord` and `JobRef`."""
 
     @property
     def id(self) -> str: ...
@@ -42,34 +42,37 @@ class JobKey(Protocol):
 
 @dataclass(frozen=True)
 class JobRef:
-    """A job key, where only the id is at hand. The program is part of it: equal ids of two programs are two jobs."""
+    """A job key without the job document.
+
+    The program is part of the key: the same id with two programs is two jobs.
+    """
 
     id: str
     program: Program
 
 
-# The contract of a compute backend: submit, observe, cancel, read the log; and `run`, the one way to run a job.
+# The contract of a compute backend: submit, observe, cancel, read the log; and `run`, the only way to run a job.
 #
-# Every call names a job by id and program, never by a path. Phases that only a cluster has (pending, suspended,
-# preempted) are part of the contract, so nothing above knows where a job runs. A backend keeps all state outside the
-# supervisor, which may be killed and restarted at any moment.
+# Every call identifies a job by id and program, never by a path. Phases that only a cluster has (pending, suspended,
+# preempted) are part of the contract, so that callers need not know where a job runs. A backend keeps all state outside
+# the supervisor, which may be killed and restarted at any moment.
 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
 MAX_LINES_PER_POLL = 200
-"""Each line becomes a Dagster event, which takes up to 40 ms: a script that printed 100,000 lines in two seconds otherwise
-kept its run busy for over an hour.
+"""Each line becomes a Dagster event, which takes up to 40 ms: without a limit, a script that printed 100,000 lines in two
+seconds kept its run busy for over an hour.
 """
 MAX_LINE_CHARACTERS = 10_000
 LINE_SEARCH_BYTES = 65_536
-"""Read at a time to find the last end of a line: the log of weeks is not read whole for it."""
+"""Block size of the backward search for the last line end, so that a log of weeks is not read whole."""
 GRACE_SECONDS = 300
-"""Time from SIGTERM to SIGKILL (row J3)."""
+"""Time from SIGTERM to SIGKILL."""
 SHUTDOWN_SECONDS = 270
 """Grace period that torchrun gives its processes: shorter than `GRACE_SECONDS`, so that torchrun can exit cleanly too."""
 CREDENTIALS_RENEWAL_SECONDS = 3600.0
-"""Interval at which a supervisor renews its job's credentials: a fraction of what a job may take."""
+"""Interval at which a supervisor renews its job's credentials: a fraction of their validity."""
 
 STORE_OUTAGE_SECONDS = 3600.0
 """How long polling may fail before the supervisor gives up: the program keeps running while the object store, metadata or
@@ -95,9 +98,10 @@ ENDED_PHASES = frozenset({Phase.SUCCEEDED, Phase.FAILED})
 
 @dataclass(frozen=True)
 class Observation:
-    """State of a job at one poll. `attempt` counts its starts from 1; `detail` is one line for people.
+    """State of a job at one poll.
 
-    `reason` is why the newest attempt that has ended did: of a failed job always known.
+    `attempt` counts its starts from 1; `detail` is one line for people. `reason` is the exit reason of the newest ended
+    attempt, always set for a failed job.
     """
 
     phase: Phase
@@ -108,12 +112,12 @@ class Observation:
 
 @dataclass(frozen=True)
 class Follower:
-    """Callbacks while a job runs: for each new line of its log, and for each change of its state.
+    """Callbacks for each new log line and each state change of a job.
 
-    `whole_log`: lines that were logged before it attached are new to it too.
+    `whole_log`: also report lines that were logged before the supervisor attached.
 
-    `is_cancelled` is asked when the supervisor is interrupted: whether the job is to end too. A supervisor whose pod is
-    evicted is interrupted just as one whose run is cancelled.
+    `is_cancelled` is called when the supervisor is interrupted and returns whether the job must end too: a supervisor is
+    interrupted in the same way when its pod is evicted and when its run is cancelled.
     """
 
     line: Callable[[str], None]
@@ -123,7 +127,10 @@ class Follower:
 
 
 class JobFailed(Exception):
-    """The program ended without a result and will not be restarted. `reason` decides whether the work is tried again."""
+    """The program ended without a result and will not be restarted.
+
+    `reason` decides whether the run is retried.
+    """
 
     def __init__(self, message: str, reason: ExitReason = ExitReason.PROGRAM_ERROR) -> None:
         super().__init__(message)
@@ -134,7 +141,7 @@ class Compute(ABC):
     """A compute backend. Implementations keep no state in memory that a restarted supervisor would miss."""
 
     queues_jobs: ClassVar[bool] = False
-    """Whether submitted jobs wait in a queue of the backend. Their supervisors then start at admission, not before."""
+    """Whether submitted jobs wait in a queue of the backend. If so, their supervisors start at admission, not before."""
 
     def __init__(self, poll_seconds: float = POLL_SECONDS, credentials: Credentials | None = None) -> None:
         self.poll_seconds = poll_seconds
@@ -143,14 +150,20 @@ class Compute(ABC):
 
     @abstractmethod
     def submit(self, job: Job) -> None:
-        """Start the job, or attach when a job with its key exists (idempotent). Its next attempt uses this document."""
+        """Start the job, or attach if one with its key exists (idempotent).
+
+        The next attempt uses this document.
+        """
 
     @abstractmethod
     def observe(self, job: JobKey) -> Observation:
-        """Return the state of a submitted job. Restarts its program where that is allowed."""
+        """Return the state of a submitted job; restart its program if allowed."""
 
     def observe_submitted(self, jobs: Sequence[JobKey]) -> list[Observation | None]:
-        """Return the state of each job. None: it is not submitted, or has ended and its end was reported."""
+        """Return the state of each job.
+
+        None: it was not submitted, or it has ended and its end was reported.
+        """
 
         def find(job: JobKey) -> Observation | None:
             try:
@@ -166,49 +179,61 @@ class Compute(ABC):
 
     @abstractmethod
     def read_log(self, job: JobKey, offset: int, max_bytes: int | None = None) -> bytes:
-        """Read the log over all attempts from byte `offset` on; empty where there is nothing (yet)."""
+        """Read the log of all attempts from byte `offset`; empty if there is none yet."""
 
     @abstractmethod
     def log_size(self, job: JobKey) -> int:
-        """Bytes of the log over all attempts."""
+        """Return the size in bytes of the log of all attempts."""
 
     @abstractmethod
     def has_processes(self, job: JobKey) -> bool:
-        """Whether a program of the job runs, even if its supervisor is gone."""
+        """Return whether a program of the job runs, even if its supervisor is gone."""
 
     @abstractmethod
     def terminate_processes(self, job: JobKey) -> None:
-        """Ask the job's program to end, without waiting. Called again after its grace period, it kills the program."""
+        """Ask the job's program to end, without waiting.
+
+        Called again after the grace period, kill the program.
+        """
 
     @abstractmethod
     def queued_until(self, job: JobKey) -> int:
-        """When the job last stopped waiting for capacity, in ms since 1970: now while it waits, 0 if it never did."""
+        """Return when the job last stopped waiting for capacity, in ms since 1970.
+
+        The current time while it waits, 0 if it never waited.
+        """
 
     def acknowledge_end(self, job: JobKey) -> None:  # noqa: B027 - only a backend whose jobs end unwatched needs it
-        """Note that the end of the job was recorded by its supervisor: the next `submit` starts it again. Idempotent."""
+        """Record that the supervisor has stored the end of the job (idempotent).
+
+        The next `submit` starts the job again.
+        """
 
     def acknowledge_ends(self) -> None:
-        """Acknowledge the ends of all jobs that `run` reported in this process; call it once they are recorded.
+        """Acknowledge the ends of all jobs that `run` reported in this process.
 
-        A supervisor that is killed earlier is replaced by one that attaches, and is given the same end.
+        Call it once they are stored: if the supervisor is killed before, its replacement attaches and gets the same end.
         """
         while self._reported_ends:
             self.acknowledge_end(self._reported_ends[-1])
             self._reported_ends.pop()
 
     def list_unfinished(self) -> Sequence[JobKey]:
-        """All programs that have not ended, where the backend knows that at once: with or without a supervisor."""
+        """List all programs that have not ended, with or without a supervisor.
+
+        Empty for a backend that cannot list them cheaply.
+        """
         return ()
 
     def read_lines(self, job: JobKey, offset: int) -> tuple[str, int]:
-        """Read whole lines of the log from byte `offset` on. Returns them and the next offset."""
-        offset = min(offset, self.log_size(job))  # its work folder may have been deleted meanwhile
+        """Read whole lines of the log from byte `offset`; return them and the next offset."""
+        offset = min(offset, self.log_size(job))  # its work folder may have been deleted since
         data = self.read_log(job, offset)
         whole = data[: data.rfind(b"\n") + 1]
         return whole.decode(errors="replace"), offset + len(whole)
 
     def last_line_end(self, job: JobKey) -> int:
-        """Where the last whole line of the log ends."""
+        """Return the offset at which the last whole line of the log ends."""
         end = self.log_size(job)
         while end > 0:
             start = max(0, end - LINE_SEARCH_BYTES)
@@ -218,17 +243,20 @@ class Compute(ABC):
         return 0
 
     def result(self, job: Job) -> Result | None:
-        """The job's result once it has succeeded; None for the result of different work under the same id."""
+        """Return the job's result once it has succeeded.
+
+        None for a result of different work under the same id.
+        """
         return read_result(Store(job.store), job)
 
     def run(self, job: Job, follower: Follower) -> Result:
-        """Run the job to its end, or attach to it where an earlier supervisor was interrupted.
+        """Run the job to its end, or attach if an earlier supervisor was interrupted.
 
-        Finished work is not repeated: a job whose result exists returns it.
+        Finished work is not repeated: if the job's result exists, it is returned.
 
         Raises:
             BadConfiguration: the program refused its input; the message says what to do.
-            JobFailed: it ended otherwise without a result; its `reason` says why.
+            JobFailed: it ended without a result for another reason, given by `reason`.
         """
         if done := self.result(job):
             follower.line(f"{job.program} {job.id} was done before")
@@ -246,7 +274,7 @@ class Compute(ABC):
                 except (BadConfiguration, JobFailed):
                     raise
                 except Exception as error:
-                    # The supervisor failed, not the program: a short outage must not end a training of weeks.
+                    # The supervisor failed, not the program: a short outage must not end a week-long training.
                     if time.monotonic() - last_poll > STORE_OUTAGE_SECONDS:
                         raise
                     log.warning("cannot poll %s %s, will retry: %r", job.program, job.id, error)
@@ -266,7 +294,10 @@ class Compute(ABC):
             raise
 
     def _poll(self, job: Job, follower: Follower, progress: "Progress") -> Result | None:
-        """Report new lines and a changed phase; returns the result once there is one. Raises as `run` does on failure."""
+        """Report new lines and a changed phase; return the result once there is one.
+
+        Raises like `run` if the job failed.
+        """
         if time.monotonic() - progress.renewed_at > CREDENTIALS_RENEWAL_SECONDS:
             self.credentials.renew(job)
             progress.renewed_at = time.monotonic()
@@ -289,10 +320,10 @@ class Compute(ABC):
 
 
 def read_result(store: Store, job: Job) -> Result | None:
-    """The result that a job left in a store.
+    """Return the result that a job wrote to a store.
 
-    None for the result of different work under the same id, and for one that claims what is not the job's: whatever it
-    names is deployed, and deleted, as the job's own.
+    None for a result of different work under the same id, and for one that lists artifacts outside the job's outputs:
+    every listed artifact is deployed, and deleted, as the job's own.
     """
     try:
         result = Result.model_validate_json(store.get_bytes(job.result_uri))
@@ -307,7 +338,10 @@ def read_result(store: Store, job: Job) -> Result | None:
 
 
 def find_foreign_uri(job: Job, result: Result) -> str | None:
-    """Where an artifact of a result lies that is no output of the job. Base models are shared, and known by their hash."""
+    """Return the URI of a result's artifact that is no output of the job.
+
+    Base models are allowed: they are shared and identified by their hash.
+    """
     places = [uri.rstrip("/") for uri in job.outputs.values()]
     for artifact in result.artifacts.values():
         is_output = any(is_within(artifact.uri, place) for place in places)
@@ -317,7 +351,7 @@ def find_foreign_uri(job: Job, result: Result) -> str | None:
 
 
 def truncate_lines(lines: Sequence[str], job_id: str) -> Iterator[str]:
-    """Limit the number and length of lines per poll. The log itself keeps all of it."""
+    """Limit the number and length of lines per poll; the log itself is complete."""
     if len(lines) > MAX_LINES_PER_POLL:
         yield f"... {pluralize(len(lines) - MAX_LINES_PER_POLL, 'line')} more: see `hanzo-ml job logs {job_id}`"
     for line in lines[-MAX_LINES_PER_POLL:]:
@@ -327,7 +361,7 @@ def truncate_lines(lines: Sequence[str], job_id: str) -> Iterator[str]:
 
 @dataclass
 class Progress:
-    """What a supervisor has reported of its job so far, and when it last renewed the credentials."""
+    """Progress of a supervisor: reported log offset and state, last renewal of credentials."""
 
     offset: int
     observation: Observation | None = None
@@ -335,7 +369,10 @@ class Progress:
 
 
 def failure(job: Job, observation: Observation) -> Exception:
-    """The error that a failed job means to the user: what to correct, or how often it was tried and why it ended."""
+    """Return the error of a failed job.
+
+    Its message says what to correct, or the number of attempts and why the last one ended.
+    """
     reason = observation.reason or ExitReason.UNKNOWN
     if reason is ExitReason.BAD_CONFIGURATION:
         return BadConfiguration(observation.detail)

@@ -1,4 +1,4 @@
-"""Credentials of a job's program: what a backend issues at each attempt, and revokes at the end."""
+"""Credentials of a job's program, issued for each attempt and revoked at the end."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -7,14 +7,14 @@ from recipes.contracts.job import Job
 
 
 class Credentials(Protocol):
-    """Credentials of a job's program, as environment variables: its job file is readable by others."""
+    """Credentials as environment variables, because other users can read the job file."""
 
     def issue(self, job: Job) -> Mapping[str, str]:
         """Issue credentials for one attempt and revoke those of earlier attempts."""
         ...
 
     def is_valid(self, job: Job, token: str) -> bool:
-        """Whether an attempt that has this token can keep using it."""
+        """Return whether an attempt can keep using this token."""
         ...
 
     def renew(self, job: Job) -> None:
@@ -27,7 +27,7 @@ class Credentials(Protocol):
 
 
 class NoCredentials:
-    """For programs that call no server."""
+    """No credentials, for programs that call no server."""
 
     def issue(self, job: Job) -> Mapping[str, str]:
         return {}

@@ -1,7 +1,7 @@
-"""What an organization's jobs may take at a time: GPUs and places (rows J2, J11, W3, Z28). Pure functions.
+"""Quotas of concurrently running jobs and GPUs per organization, as pure functions.
 
-A job that does not fit beside the others of its organization waits in the queue. One that never fits is refused as it is
-submitted, or fails as soon as it is known what it wants.
+A job that exceeds its organization's quota together with other jobs waits in the queue. One that exceeds it alone is
+rejected at submission, or fails as soon as its requirements are known.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ PRIORITIES = ("low", "medium", "high")
 
 @dataclass(frozen=True)
 class Usage:
-    """What the jobs of an organization take that run, or are about to."""
+    """Usage of an organization's running and starting jobs."""
 
     gpus: int = 0
     jobs: int = 0
@@ -27,7 +27,7 @@ class Usage:
 
 
 def count_gpus(hardware: Hardware, distributed: Distributed | None) -> int:
-    """How many GPUs a job takes, on all nodes. Over gloo, `gpus_per_node` counts processes."""
+    """Return the GPUs of a job on all nodes; with gloo, `gpus_per_node` counts processes."""
     if distributed is None:
         return hardware.gpus
     on_a_node = distributed.gpus_per_node if distributed.backend == "nccl" else hardware.gpus
@@ -35,7 +35,7 @@ def count_gpus(hardware: Hardware, distributed: Distributed | None) -> int:
 
 
 def impossible_reason(quota: Quota | None, gpus: int) -> str:
-    """Why a job could wait for ever; nothing where it fits when others have ended."""
+    """Return why a job would wait forever; empty if it fits once others have ended."""
     if quota is None or quota.max_gpus is None or gpus <= quota.max_gpus:
         return ""
     return (
@@ -45,13 +45,16 @@ def impossible_reason(quota: Quota | None, gpus: int) -> str:
 
 
 def refuse_impossible_job(quota: Quota | None, gpus: int) -> None:
-    """Raises HanzoError of a job that its organization's quota has no room for, whatever else runs."""
+    """Raise HanzoError if a job alone exceeds its organization's quota."""
     if problem := impossible_reason(quota, gpus):
         raise invalid(f"the job {problem}")
 
 
 def refuse_oversized_sweep(quota: Quota | None, concurrent_trials: int, gpus: int) -> None:
-    """Of a sweep whose trials could never all run at once as it asks. Raises HanzoError with the number that can."""
+    """Raise HanzoError if the concurrent trials of a sweep exceed the quota.
+
+    The message states how many trials can run concurrently.
+    """
     if quota is None:
         return
     places = quota.max_concurrent_jobs
@@ -71,7 +74,7 @@ def refuse_oversized_sweep(quota: Quota | None, concurrent_trials: int, gpus: in
 
 
 def waiting_reason(quota: Quota, used: Usage, gpus: int) -> str:
-    """Why a job does not start beside those that its organization has already; nothing where it may."""
+    """Return why a job must wait for others of its organization; empty if none."""
     if quota.max_concurrent_jobs is not None and used.jobs >= quota.max_concurrent_jobs:
         return f"waits for its organization's quota: {used.jobs} of {pluralize(quota.max_concurrent_jobs, 'job')} run"
     if quota.max_gpus is not None and used.gpus + gpus > quota.max_gpus:
@@ -81,8 +84,9 @@ def waiting_reason(quota: Quota, used: Usage, gpus: int) -> str:
 
 
 def apply_quota(schedule: Schedule, quota: Quota | None) -> Schedule:
-    """A job's schedule in its organization: what it says of its priority may lower it and not raise it, and its nodes may be
-    taken away where either says so.
+    """Return a job's schedule limited by the quota of its organization.
+
+    The job may lower the priority, but not raise it. It is preemptible if the schedule or the quota says so.
     """
     if quota is None:
         return schedule

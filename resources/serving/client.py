@@ -14,13 +14,13 @@ DEFAULT_SMOKE_PROMPTS = ("Hello! Who are you?",)
 
 
 class StrictModel(BaseModel):
-    """Immutable, and a key nobody knows is refused by name."""
+    """Immutable model that rejects unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class DeployRequest(StrictModel):
-    """A model version to serve under `name`, and the prompts that it has to answer first."""
+    """A model version to serve as `name`, and smoke prompts that it must answer."""
 
     name: str = Field(
         pattern=r"^([A-Za-z0-9._%~-]{1,128}/)?[^/\x00]{1,250}$",
@@ -42,10 +42,11 @@ class SmokeResult(StrictModel):
 
 
 class Served(StrictModel):
-    """A deployment as it is now. `sha256` was computed from the file right before it was loaded.
+    """Current state of a deployment.
 
-    `loading`: wanted, and being verified and loaded after a restart; requests wait for it. `serving`: it answers.
-    `refused`: wanted, not served, for the `reason` given. `path` is None if several replicas have the file.
+    `sha256` was computed from the file right before it was loaded. `loading`: being verified and loaded after a restart;
+    requests wait for it. `serving`: it answers. `refused`: not served, for the given `reason`. `path` is None if several
+    replicas have the file.
     """
 
     name: str
@@ -60,13 +61,13 @@ class Served(StrictModel):
 
 
 class Deployments(StrictModel):
-    """Answer of `GET /deployments`."""
+    """Response of `GET /deployments`."""
 
     deployments: tuple[Served, ...]
 
 
 class Refusal(StrictModel):
-    """Body of every error of the deployment endpoints: a code, one line for the user, and the facts behind it."""
+    """Error body of the deployment endpoints: a code, a one-line message, and details."""
 
     error_code: str
     message: str
@@ -82,15 +83,15 @@ QUERY_TIMEOUT_SECONDS = 10
 
 
 class EngineClient:
-    """The engine at a gateway's URL, which serves registered models."""
+    """Client of the engine at a gateway's URL."""
 
     def __init__(self, url: str) -> None:
-        # A tenth of the start of the API, which asks an engine only now and then.
+        # Imported lazily: a tenth of the API's start time, and the API calls an engine only occasionally.
         import httpx
 
         self._url = url.rstrip("/")
-        # One client, because making one reads certificates for 30 ms; no kept connection, because a gateway that was
-        # started again has closed it.
+        # One client, because creating one reads certificates for 30 ms; no keep-alive, because a restarted gateway has
+        # closed the connection.
         self._http = httpx.Client(trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
 
     def deploy(
@@ -102,11 +103,11 @@ class EngineClient:
         smoke_prompts: Sequence[str] = DEFAULT_SMOKE_PROMPTS,
         deployment: int = 0,
     ) -> Served:
-        """Serve this file as `name`, in place of what `name` served, without a failed request.
+        """Serve this file as `name`, replacing what `name` served without a failed request.
 
         Raises:
             ChecksumMismatch: the file is not the registered one; nothing has changed.
-            SmokeFailed: it does not load or does not answer; nothing has changed.
+            SmokeFailed: the model does not load or does not answer; nothing has changed.
             EngineUnavailable: no engine answers.
         """
         request = DeployRequest(
@@ -121,27 +122,31 @@ class EngineClient:
         return Served.model_validate_json(answer.content)
 
     def served(self) -> list[Served]:
-        """What is deployed, each with its true status."""
+        """Return all deployments with their current status."""
         answer = self._call("GET", "/deployments", QUERY_TIMEOUT_SECONDS)
         return list(Deployments.model_validate_json(answer.content).deployments)
 
     def remove(self, name: str, deployment: int | None = None) -> None:
-        """Stop serving `name`, or only that deployment of it; raises UnknownModel when it is not deployed."""
+        """Stop serving `name`, if given only this deployment of it.
+
+        Raises:
+            UnknownModel: it is not deployed.
+        """
         only = "" if deployment is None else f"?deployment={deployment}"
-        # Quoted once more: the name may hold a quoted organization, and the gateway unquotes its path.
+        # Quote again: the name may contain a quoted organization, and the gateway unquotes its path.
         self._call("DELETE", f"/deployments/{quote(name)}{only}", QUERY_TIMEOUT_SECONDS)
 
     def chat(
         self, model: str, messages: str | Sequence[Mapping[str, str]], max_tokens: int = 128, temperature: float = 0.0
     ) -> str:
-        """The model's answer to a prompt or a conversation."""
+        """Return the model's answer to a prompt or a conversation."""
         conversation = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
         body = {"model": model, "messages": conversation, "max_tokens": max_tokens, "temperature": temperature}
         answer = self._call("POST", "/v1/chat/completions", ANSWER_TIMEOUT_SECONDS, body)
         return str(answer.json()["choices"][0]["message"]["content"])
 
     def _call(self, method: str, path: str, seconds: float, body: dict[str, Any] | None = None) -> "httpx.Response":
-        """Raises EngineError, as the gateway raised it."""
+        """Send a request. Raises the EngineError that the gateway raised."""
         import httpx
 
         try:
@@ -150,14 +155,14 @@ class EngineClient:
             hint = "start it with python -m resources.serving.gateway"
             raise EngineUnavailable(f"no inference engine answers at {self._url}: {hint}") from None
         except httpx.HTTPError as error:
-            raise EngineUnavailable(f"the inference engine at {self._url} broke off ({type(error).__name__})") from None
+            raise EngineUnavailable(f"the inference engine at {self._url} did not answer ({type(error).__name__})") from None
         if answer.is_success:
             return answer
         raise parse_error(answer)
 
 
 def from_refusal(refusal: Refusal) -> EngineError:
-    """The error that the gateway raised."""
+    """Return the error that the gateway raised."""
     for error in (BadRequest, UnknownModel, ChecksumMismatch, SmokeFailed, EngineUnavailable):
         if error.kind == refusal.error_code:
             return error(refusal.message, **refusal.details)
@@ -165,7 +170,7 @@ def from_refusal(refusal: Refusal) -> EngineError:
 
 
 def parse_error(answer: "httpx.Response") -> EngineError:
-    """The error in an answer, whichever of the two shapes it has."""
+    """Parse the error of a response, in our or in OpenAI's format."""
     try:
         return from_refusal(Refusal.model_validate_json(answer.content))
     except ValidationError:

@@ -1,4 +1,4 @@
-"""Which backend answers for which model, and the deployments kept on disk."""
+"""Deployments of a gateway: routing of models to backends, and persistent state."""
 
 import asyncio
 import fcntl
@@ -19,13 +19,13 @@ from resources.errors import EngineError, EngineUnavailable, SmokeFailed, Unknow
 from resources.serving.client import DeployRequest, Served
 from resources.serving.llama_process import Backend, LoadedModel, load_model
 
-# What the gateway was asked to serve, on disk: one JSON file, replaced whole, that only one gateway may use.
+# The wanted deployments on disk: one JSON file, replaced atomically, which only one gateway may use.
 
 REQUESTS_ADAPTER = TypeAdapter(tuple[DeployRequest, ...])
 
 
 class DeploymentState:
-    """The wanted deployments of one gateway. Holds a lock on the folder for as long as the process lives."""
+    """Wanted deployments of one gateway, which locks the state folder until it ends."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -33,7 +33,11 @@ class DeploymentState:
         self._lock = lock_state_folder(folder)
 
     def read(self) -> tuple[DeployRequest, ...]:
-        """Raises BadConfiguration when the file is not one that `write` wrote."""
+        """Read the deployments.
+
+        Raises:
+            BadConfiguration: the file was not written by `write`.
+        """
         try:
             return REQUESTS_ADAPTER.validate_json(self._file.read_bytes())
         except FileNotFoundError:
@@ -42,7 +46,7 @@ class DeploymentState:
             raise BadConfiguration(f"{self._file} is broken: delete it to start without deployments") from None
 
     def write(self, requests: tuple[DeployRequest, ...]) -> None:
-        """Replace the file; after a crash it is the old or the new one, whole."""
+        """Replace the file atomically and durably."""
         part = self._file.with_name(self._file.name + ".part")
         with part.open("wb") as file:
             file.write(REQUESTS_ADAPTER.dump_json(requests, indent=1))
@@ -52,7 +56,7 @@ class DeploymentState:
 
 
 def lock_state_folder(folder: Path) -> IO[bytes]:
-    """Take the folder for this process; the kernel gives it back when the process ends."""
+    """Lock the folder for this process; the kernel releases the lock at its end."""
     file = (folder / "gateway.lock").open("wb")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -61,15 +65,15 @@ def lock_state_folder(folder: Path) -> IO[bytes]:
     return file
 
 
-# Which backend answers for which model: deploy, swap, remove, restore after a restart, recover after a crash.
+# Deploy, swap, remove, restore after a restart, recover after a crash.
 #
-# A swap is one assignment in the event loop: a request goes to the old backend or to the new one, and the old one is
-# ended only when its last request is answered.
+# A swap is one assignment in the event loop: a request is sent either to the old backend or to the new one, and the old
+# one is ended only after its last response.
 
 LOAD_WAIT_SECONDS = 60
-"""How long a request waits for a model that is being loaded again."""
+"""How long a request waits for a model that is being reloaded."""
 RECOVERY_PAUSES_SECONDS = (1.0, 5.0, 15.0)
-"""Pauses between attempts to load a deployment again; after the last one it is refused."""
+"""Pauses between attempts to reload a deployment; after the last one it is refused."""
 
 
 @dataclass
@@ -107,20 +111,20 @@ class DeploymentTable:
         self._state = state
         self._http = http
         self._slots: dict[str, Slot] = {}
-        # One load at a time: two would fight for memory and cores, and the state file needs one writer.
+        # One load at a time: two would compete for memory and cores, and the state file needs a single writer.
         self._changing = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._log = logging.getLogger("resources.serving")
 
     def restore(self, requests: tuple[DeployRequest, ...]) -> None:
-        """Bring back what was served before a restart, in the background; requests wait for it meanwhile."""
+        """Restore deployments from before a restart in the background; requests wait."""
         for request in requests:
             slot = Slot(request)
             self._slots[request.name] = slot
             self._in_background(self._reload(slot))
 
     async def deploy(self, request: DeployRequest) -> Served:
-        """Serve `request` in place of what its name served; when this raises, nothing has changed."""
+        """Serve `request`, replacing what its name served; an error changes nothing."""
         async with self._changing:
             loaded = await load_model(request, self._http)
             slot = Slot(request)
@@ -138,14 +142,14 @@ class DeploymentTable:
         return slot.describe()
 
     async def remove(self, name: str, deployment: int | None = None) -> None:
-        """Stop serving `name` once its requests are answered; where a deployment is named, only while that is what serves.
+        """Stop serving `name` once its requests are answered.
 
         Raises:
-            UnknownModel: it is not deployed, or another deployment of it is.
+            UnknownModel: it is not deployed, or with another number than `deployment`.
         """
         async with self._changing:
             if name not in self._slots or deployment not in (None, self._slots[name].request.deployment):
-                raise UnknownModel(f"no model '{name}' is deployed so: GET /deployments lists what is")
+                raise UnknownModel(f"no model '{name}' is deployed, or another deployment of it: GET /deployments lists all")
             self._write_state({key: slot for key, slot in self._slots.items() if key != name})
             slot = self._slots.pop(name)
         self._retire(slot)
@@ -154,10 +158,10 @@ class DeploymentTable:
         return tuple(slot.describe() for _, slot in sorted(self._slots.items()))
 
     async def route(self, model: str | None) -> tuple[Served, Backend]:
-        """The backend that answers for `model`, or for the only model when none is named.
+        """Return the backend of `model`; None selects the only model.
 
         Raises:
-            UnknownModel: no such model, or several and none named.
+            UnknownModel: there is no such model, or there are several and `model` is None.
             EngineUnavailable: nothing is deployed, or this model is not served now.
         """
         deadline = asyncio.get_running_loop().time() + LOAD_WAIT_SECONDS
@@ -166,7 +170,7 @@ class DeploymentTable:
             if slot.loaded is not None and slot.loaded.backend.alive:
                 return slot.describe(), slot.loaded.backend
             if slot.loaded is not None:
-                await asyncio.sleep(0.01)  # it just died, and its watcher has not seen it yet
+                await asyncio.sleep(0.01)  # it has just died, and its watcher has not noticed yet
                 continue
             if slot.settled.is_set():
                 raise EngineUnavailable(f"the model '{slot.request.name}' is not served: {slot.reason}")
@@ -174,10 +178,10 @@ class DeploymentTable:
                 async with asyncio.timeout_at(deadline):
                     await slot.settled.wait()
             except TimeoutError:
-                raise EngineUnavailable(f"the model '{slot.request.name}' is still loading: try again soon") from None
+                raise EngineUnavailable(f"the model '{slot.request.name}' is still loading: retry later") from None
 
     async def close(self) -> None:
-        """End every backend and every task; the state stays, for the next start."""
+        """End all backends and tasks; the state is kept for the next start."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -200,7 +204,7 @@ class DeploymentTable:
             raise EngineError(f"cannot write the engine's state ({error.strerror}): make room on its disk") from None
 
     def _retire(self, slot: Slot | None) -> None:
-        """End a backend that no new request reaches any more, and send those who wait for it to what is there now."""
+        """End a replaced backend; requests that wait for it are routed again."""
         if slot is None:
             return
         slot.settled.set()
@@ -211,7 +215,7 @@ class DeploymentTable:
         return self._slots.get(slot.request.name) is slot
 
     async def _watch(self, slot: Slot, loaded: LoadedModel) -> None:
-        """Load a slot again when its backend ends by itself."""
+        """Reload a slot when its backend ends unexpectedly."""
         await loaded.backend.wait_for_end()
         if self._is_wanted(slot):
             self._log.warning("the backend of %s ended by itself: loading it again", slot.request.name)
@@ -219,7 +223,7 @@ class DeploymentTable:
             await self._reload(slot)
 
     async def _reload(self, slot: Slot) -> None:
-        """Verify and load a slot again; a file that is not the registered one is refused at once."""
+        """Verify and reload a slot; refuse a file that is not the registered one."""
 
         async def load_if_wanted() -> None:
             async with self._changing:
@@ -228,7 +232,7 @@ class DeploymentTable:
                     slot.serve(loaded)
                     self._in_background(self._watch(slot, loaded))
 
-        # Memory may have been short: it may not be at the next attempt.
+        # Retry, because memory may have been short only temporarily.
         retrying = AsyncRetrying(retry=retry_if_exception_type(SmokeFailed), **after_pauses(*RECOVERY_PAUSES_SECONDS))
         try:
             await retrying(load_if_wanted)

@@ -25,11 +25,11 @@ class FileCache:
         return self._folder / f"{sha256}.gguf"
 
     async def fetch(self, sha256: str, size_bytes: int, http: httpx.AsyncClient, url: str, headers: dict[str, str]) -> Path:
-        """The file, downloaded where it is missing; a download that was interrupted is resumed.
+        """Return the file; download it if missing, resuming an interrupted download.
 
         Raises:
-            EngineUnavailable: the download broke off; what has arrived is kept, and the next call resumes.
-            ChecksumMismatch: other bytes arrived; nothing is kept.
+            EngineUnavailable: the download was interrupted; received bytes are kept, and the next call resumes.
+            ChecksumMismatch: the content differs; nothing is kept.
             EngineError: the API refuses the file, or the disk is full.
         """
         path = self.path(sha256)
@@ -40,7 +40,7 @@ class FileCache:
             is_resumed = await self._download(part, size_bytes, http, url, headers)
             found = await asyncio.to_thread(hash_file, part)
             if found != sha256 and is_resumed:
-                # What was there before says nothing against the stored file: a crash may have left a damaged part.
+                # The stored file may be intact: a crash may have left a damaged partial download.
                 part.unlink()
                 await self._download(part, size_bytes, http, url, headers)
                 found = await asyncio.to_thread(hash_file, part)
@@ -57,7 +57,7 @@ class FileCache:
         return path
 
     def evict(self, kept: Collection[str]) -> list[str]:
-        """Delete all files but those of the given SHA-256. Returns the names of deleted files."""
+        """Delete all files except those with the given SHA-256; return their names."""
         names = {f"{sha256}{suffix}" for sha256 in kept for suffix in (".gguf", ".part")}
         stale = [path for path in self._folder.iterdir() if path.suffix in (".gguf", ".part") and path.name not in names]
         for path in stale:
@@ -67,7 +67,7 @@ class FileCache:
     async def _download(
         self, part: Path, size_bytes: int, http: httpx.AsyncClient, url: str, headers: dict[str, str]
     ) -> bool:
-        """Append the missing rest of a file. Returns whether a download was resumed."""
+        """Download the missing rest of a file; return whether a download was resumed."""
         have = part.stat().st_size if part.exists() else 0
         if have == size_bytes and have > 0:
             return True
@@ -83,9 +83,9 @@ class FileCache:
                     async for chunk in answer.aiter_bytes(CHUNK_BYTES):
                         await asyncio.to_thread(file.write, chunk)
         except httpx.TransportError as error:
-            raise EngineUnavailable(f"the download broke off ({type(error).__name__})") from None
+            raise EngineUnavailable(f"the download was interrupted ({type(error).__name__})") from None
         if (arrived := part.stat().st_size) < size_bytes:
-            raise EngineUnavailable(f"the download broke off after {arrived} of {size_bytes} bytes")
+            raise EngineUnavailable(f"the download was interrupted after {arrived} of {size_bytes} bytes")
         return is_resumed
 
 
@@ -96,7 +96,7 @@ async def refuse_error(answer: httpx.Response) -> None:
     body = (await answer.aread()).decode(errors="replace")
     message = f"the download was answered with {answer.status_code}: {body:.200}"
     if answer.status_code >= 500 or answer.status_code in (401, 403, 408, 429):
-        # 403 among them: a signed address expires, and the next request gets a new one.
+        # Includes 403: a signed URL expires, and the next request gets a new one.
         raise EngineUnavailable(message)
     raise BadRequest(message)
 

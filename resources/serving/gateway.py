@@ -22,14 +22,14 @@ from resources.serving.client import Deployments, DeployRequest, Refusal, Served
 from resources.serving.deployment_table import DeploymentState, DeploymentTable
 from resources.serving.proxy import forward_request, openai_response
 
-# The gateway's HTTP endpoints: OpenAI's, the deployments and the health. Thin: validate, call the table, answer.
+# Thin HTTP endpoints for OpenAI's API, deployments and health: validate, call the table, respond.
 
 CONNECT_TIMEOUT_SECONDS = 10
 Lifespan: TypeAlias = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 
 def create_app(state: DeploymentState) -> FastAPI:
-    """The application; it owns its deployments from startup to shutdown."""
+    """Create the application, which owns its deployments from startup to shutdown."""
     http = open_backend_client()
     table = DeploymentTable(state, http)
     app = create_serving_app(table, http, lifespan(state, table, http))
@@ -50,9 +50,9 @@ def create_app(state: DeploymentState) -> FastAPI:
 
 
 def open_backend_client() -> httpx.AsyncClient:
-    """The client of the backends on this machine."""
-    # No connection is kept: one that the backend closes just then would be a request that fails. The environment's
-    # proxies are not asked: everything is on this machine.
+    """Open the HTTP client for the backends on this machine."""
+    # No keep-alive: a request fails if the backend closes the connection at that moment. The environment's proxies are
+    # ignored, because everything is on this machine.
     return httpx.AsyncClient(
         timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_SECONDS),
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
@@ -61,7 +61,7 @@ def open_backend_client() -> httpx.AsyncClient:
 
 
 def create_serving_app(table: DeploymentTable, http: httpx.AsyncClient, lifespan: Lifespan) -> FastAPI:
-    """OpenAI's endpoints and the list of deployments, which every engine has."""
+    """Create an application with the endpoints that every engine has."""
     app = FastAPI(title="Hanzo ML inference engine", lifespan=lifespan)
     app.add_exception_handler(EngineError, handle_engine_error)
     app.add_exception_handler(RequestValidationError, handle_invalid_request)
@@ -87,7 +87,7 @@ def describe_health(table: DeploymentTable) -> dict[str, Any]:
 
 
 def lifespan(state: DeploymentState, table: DeploymentTable, http: httpx.AsyncClient) -> Lifespan:
-    """Restore what was served before, and end every backend at shutdown."""
+    """Restore deployments at startup, and end every backend at shutdown."""
 
     @asynccontextmanager
     async def run(_: FastAPI) -> AsyncIterator[None]:
@@ -100,7 +100,7 @@ def lifespan(state: DeploymentState, table: DeploymentTable, http: httpx.AsyncCl
 
 
 def openai_model(served: Served) -> dict[str, Any]:
-    """A deployment as OpenAI lists models."""
+    """Return a deployment in the format of OpenAI's model list."""
     created = int(served.loaded_at.timestamp()) if served.loaded_at else 0
     return {
         "id": served.name,
@@ -113,7 +113,7 @@ def openai_model(served: Served) -> dict[str, Any]:
 
 
 async def handle_engine_error(request: Request, error: Exception) -> JSONResponse:
-    """An engine error in the shape of the endpoint that was asked."""
+    """Return an engine error in the format of the requested endpoint."""
     assert isinstance(error, EngineError)
     if request.url.path.startswith("/v1/"):
         return openai_response(error)
@@ -122,14 +122,14 @@ async def handle_engine_error(request: Request, error: Exception) -> JSONRespons
 
 
 async def handle_invalid_request(request: Request, error: Exception) -> JSONResponse:
-    """The first problem of a body that does not fit, as one line."""
+    """Return the first problem of an invalid body as one line."""
     assert isinstance(error, RequestValidationError)
     problem = error.errors()[0]
     where = ".".join(str(part) for part in problem["loc"][1:]) or "body"
     return await handle_engine_error(request, BadRequest(f"'{where}': {problem['msg']}"))
 
 
-# The process itself. It takes its port and its state folder, or prints in one line why it cannot.
+# The process locks its port and state folder, or prints in one line why it cannot.
 
 HOST = "127.0.0.1"
 SHUTDOWN_TIMEOUT_SECONDS = 30
@@ -138,7 +138,7 @@ SHUTDOWN_TIMEOUT_SECONDS = 30
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=8043)
-    parser.add_argument("--state-dir", type=Path, required=True, help="folder that remembers what is deployed")
+    parser.add_argument("--state-dir", type=Path, required=True, help="folder with the list of deployments")
     parser.add_argument("--log-level", choices=get_args(Level), default="info")
     parser.add_argument("--log-format", choices=get_args(Format), default="text")
     arguments = parser.parse_args()
@@ -146,7 +146,7 @@ def main() -> None:
     try:
         listener = open_listener(HOST, arguments.port)
         state = DeploymentState(arguments.state_dir)
-        state.read()  # a broken file is found before anything is served
+        state.read()  # detect a corrupt file before serving
     except BadConfiguration as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(EXIT_BAD_CONFIGURATION)
@@ -158,12 +158,16 @@ def main() -> None:
 
 
 def open_listener(host: str, port: int) -> socket.socket:
-    """Take the port; raises BadConfiguration when another process has it."""
+    """Listen on the port.
+
+    Raises:
+        BadConfiguration: another process uses it, or it cannot be opened.
+    """
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a restart need not wait for old connections
     try:
         listener.bind((host, port))
-        listener.listen()  # before uvicorn does, because only a port that listens is taken
+        listener.listen()  # before uvicorn does: only listening reserves the port
     except (OSError, OverflowError) as error:
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             raise BadConfiguration(f"port {port} is in use: end the process that has it, or choose another port") from None

@@ -20,9 +20,7 @@ from recipes.storage.artifact_store import hash_file
 from resources.errors import BadRequest, ChecksumMismatch, SmokeFailed
 from resources.serving.client import DeployRequest, SmokeResult
 
-# A backend as the gateway sees it: started, counted while it answers, drained and ended.
-#
-# The one place that starts and ends processes. Which backend answers for a model is `resources.serving.deployment_table`.
+# The only place that starts and ends backend processes. Routing is in `resources.serving.deployment_table`.
 
 START_TIMEOUT_SECONDS = 600
 DRAIN_TIMEOUT_SECONDS = 600
@@ -41,10 +39,10 @@ class Backend:
 
     @classmethod
     async def start(cls, name: str, path: Path) -> Self:
-        """Start a process on the file and wait until it listens.
+        """Start a process for the file and wait until it listens.
 
         Raises:
-            SmokeFailed: llama.cpp is not installed, or does not load the file, or the machine starts no process now.
+            SmokeFailed: llama.cpp is not installed or does not load the file, or no process can be started.
         """
         if problem := lacking("the engine", SERVE):
             raise SmokeFailed.with_details(name, problem)
@@ -55,7 +53,7 @@ class Backend:
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C is for the gateway, which drains before it ends its backends
+                start_new_session=True,  # Ctrl-C reaches only the gateway, which drains before it ends its backends
             )
         except OSError as error:
             raise SmokeFailed.with_details(name, f"no process could be started for it ({error.strerror})") from None
@@ -79,7 +77,7 @@ class Backend:
 
     @contextmanager
     def counting_request(self) -> Iterator[str]:
-        """Count one request, so that draining waits for it; gives the address to send it to."""
+        """Count one request, so that draining waits for it; yield its address."""
         self._in_flight += 1
         self._idle.clear()
         try:
@@ -90,11 +88,11 @@ class Backend:
                 self._idle.set()
 
     async def wait_for_end(self) -> None:
-        """Return when the process has ended, for whatever reason."""
+        """Wait until the process has ended."""
         await self._process.wait()
 
     async def drain_and_end(self) -> None:
-        """End the process once the requests that it is answering are done."""
+        """End the process once its requests in flight are answered."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), DRAIN_TIMEOUT_SECONDS)
         await self.end()
@@ -105,7 +103,7 @@ class Backend:
 
 
 async def terminate_process(process: asyncio.subprocess.Process) -> None:
-    """Terminate, then kill; returns when the process is gone."""
+    """Terminate, then kill a process; return when it is gone."""
     with suppress(ProcessLookupError):
         process.terminate()
     try:
@@ -116,7 +114,7 @@ async def terminate_process(process: asyncio.subprocess.Process) -> None:
         await process.wait()
 
 
-# From a file to a backend that may serve: checksum, load, smoke prompts. Anything less never sees traffic.
+# A backend gets traffic only after checksum, load and smoke prompts have succeeded.
 
 SMOKE_TIMEOUT_SECONDS = 120
 SMOKE_TOKENS = 16
@@ -124,7 +122,7 @@ SMOKE_TOKENS = 16
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A backend that has proved itself."""
+    """A backend that has passed its smoke test."""
 
     backend: Backend
     loaded_at: datetime
@@ -132,11 +130,11 @@ class LoadedModel:
 
 
 async def load_model(request: DeployRequest, http: httpx.AsyncClient) -> LoadedModel:
-    """Verify, load and warm a model; leaves no process behind when it raises.
+    """Verify, load and warm up a model; an error leaves no process behind.
 
     Raises:
-        BadRequest: there is no such file, or not any more.
-        ChecksumMismatch: the file is not the registered one, or changed while it was loaded (rows P6 and X7).
+        BadRequest: the file does not exist or cannot be read.
+        ChecksumMismatch: the file is not the registered one, or changed while it was loaded.
         SmokeFailed: it does not load, or does not answer every smoke prompt with finite log-probabilities.
     """
     before = await verify_checksum(request)
@@ -151,7 +149,7 @@ async def load_model(request: DeployRequest, http: httpx.AsyncClient) -> LoadedM
 
 
 async def verify_checksum(request: DeployRequest) -> tuple[int, ...]:
-    """Hash the file; gives its identity, by which a later change shows."""
+    """Verify the file's hash; return its identity, to detect later changes."""
     try:
         before = file_identity(request.path)
         found = await asyncio.to_thread(hash_file, request.path)
@@ -163,7 +161,7 @@ async def verify_checksum(request: DeployRequest) -> tuple[int, ...]:
 
 
 async def refuse_changed_file(request: DeployRequest, before: tuple[int, ...]) -> None:
-    """Raises where the file is not the one that was hashed."""
+    """Raise ChecksumMismatch if the file has changed since it was hashed."""
     try:
         if file_identity(request.path) == before:
             return
@@ -178,13 +176,13 @@ def unreadable_file_error(path: Path, error: OSError) -> BadRequest:
 
 
 def file_identity(path: Path) -> tuple[int, ...]:
-    """Device, inode, size and times of a file: equal as long as nobody writes or replaces it."""
+    """Return device, inode, size and times of a file, which change if it is modified."""
     stat = path.stat()
     return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
 async def run_smoke_prompt(request: DeployRequest, prompt: str, backend: Backend, http: httpx.AsyncClient) -> SmokeResult:
-    """Ask one smoke prompt; raises SmokeFailed with the reason."""
+    """Send one smoke prompt; raise SmokeFailed with the reason if it fails."""
     model = f"{request.name} version {request.version}"
     body = {
         "messages": [{"role": "user", "content": prompt}],
@@ -203,14 +201,17 @@ async def run_smoke_prompt(request: DeployRequest, prompt: str, backend: Backend
     except httpx.HTTPStatusError as error:
         raise SmokeFailed.with_details(model, f"it answered with an error: {error.response.text:.200}", prompt) from None
     except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
-        raise SmokeFailed.with_details(model, f"it broke off its answer ({type(error).__name__})", prompt) from None
+        raise SmokeFailed.with_details(model, f"its answer was interrupted ({type(error).__name__})", prompt) from None
     if reason := find_answer_problem(choice):
         raise SmokeFailed.with_details(model, reason, prompt)
     return SmokeResult(prompt=prompt, answer=answer_text(choice), seconds=round(time.monotonic() - started, 3))
 
 
 def find_answer_problem(choice: dict[str, Any]) -> str | None:
-    """Why an answer does not count, None when it does. llama.cpp writes a logarithm that is not finite as null."""
+    """Return why an answer is invalid, None if it is valid.
+
+    llama.cpp writes non-finite log-probabilities as null.
+    """
     tokens = (choice.get("logprobs") or {}).get("content") or []
     values = [token.get("logprob") for token in tokens]
     if any(not isinstance(value, int | float) or not math.isfinite(value) for value in values):
@@ -221,6 +222,6 @@ def find_answer_problem(choice: dict[str, Any]) -> str | None:
 
 
 def answer_text(choice: dict[str, Any]) -> str:
-    """What the model said, thoughts included."""
+    """Return the model's text, including its reasoning."""
     message = choice["message"]
     return (message.get("reasoning_content") or "") + (message.get("content") or "")

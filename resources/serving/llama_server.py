@@ -1,7 +1,7 @@
 """`python -m resources.serving.llama_server`: one model in one process, llama.cpp's OpenAI-compatible server on loopback.
 
-Says where it listens as one JSON line on standard output, and lives exactly as long as the gateway that started it.
-Verifying the file and judging the answers is the gateway's part.
+It prints its address as one JSON line on standard output, and ends with the gateway that started it. The gateway verifies
+the file and checks the answers.
 """
 
 import argparse
@@ -49,27 +49,30 @@ def server_parameters(arguments: argparse.Namespace) -> xllamacpp.CommonParams:
     parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = thread_count()
     parameters.n_ctx = arguments.context
     parameters.n_parallel = arguments.parallel
-    parameters.kv_unified = True  # one long request may use what the others leave
-    parameters.cache_ram_mib = PROMPT_CACHE_MIB  # the default of 8 GiB is a laptop
-    # Weights are copied, not mapped: what answers stays what was verified, whatever happens to the file.
+    parameters.kv_unified = True  # one long request may use the context that others do not need
+    parameters.cache_ram_mib = PROMPT_CACHE_MIB  # the default of 8 GiB is a laptop's whole memory
+    # Copy the weights instead of mapping them: later changes of the file cannot affect the verified weights.
     parameters.load_mode = xllamacpp.llama_load_mode.LLAMA_LOAD_MODE_NONE
     parameters.warmup = False  # the smoke prompts are the warm-up
     parameters.ui = False
     parameters.endpoint_slots = False
-    parameters.cors_origins = "http://127.0.0.1"  # no web page has business here; the default is every one
+    parameters.cors_origins = "http://127.0.0.1"  # the default allows every web page
     parameters.verbosity = 1  # errors: why a file does not load
     return parameters
 
 
 def thread_count() -> int:
-    """Half the cores. llama.cpp's threads wait for each other by spinning: as soon as two backends, as in every swap,
-    have more threads than there are cores, both answer eight times slower (measured on two cores), not twice."""
+    """Return half the number of cores.
+
+    llama.cpp's threads spin while waiting for each other: if two backends, as in every swap, have more threads than there
+    are cores, both become eight times slower (measured on two cores), not twice.
+    """
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     return max(1, cores // 2)
 
 
 def die_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent dies, however it dies; the main loop looks too."""
+    """Have the kernel kill this process when its parent dies; the main loop checks too."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:

@@ -1,6 +1,6 @@
-"""OpenAI's endpoints: a request goes as it is to the backend of its model, the answer comes back as it is.
+"""Forward requests of OpenAI's API unchanged to the backend of their model.
 
-A request that a dying backend left without an answer is sent again, so a crash is a delay and not an error.
+A request that a dying backend did not answer is retried, so that a crash causes a delay and no error.
 """
 
 import json
@@ -20,14 +20,15 @@ from resources.serving.client import Served
 from resources.serving.deployment_table import DeploymentTable
 
 PAUSES_SECONDS = (0.1, 0.1, 0.1)
-"""A process that dies closes its sockets a moment before it counts as dead: sent again at once, a request meets it again."""
+"""Pauses before retries: a dying process closes its sockets a moment before it counts as dead, so that an immediate retry
+would reach it again."""
 
 
 async def forward_request(request: Request, table: DeploymentTable, http: httpx.AsyncClient) -> Response:
     """Answer one request of OpenAI's API.
 
     Raises:
-        EngineError: the request names no model that is served, or its backend broke each time.
+        EngineError: the requested model is not served, or its backend failed at every attempt.
     """
     body = await request.body()
     model = requested_model(body)
@@ -39,7 +40,7 @@ async def forward_request(request: Request, table: DeploymentTable, http: httpx.
         served, backend = await table.route(model)
         name = served.name
         with ExitStack() as counted:
-            # Nothing is awaited between choosing the backend and counting the request: a swap cannot end it in between.
+            # No await between choosing the backend and counting the request: a swap cannot end the backend in between.
             address = counted.enter_context(backend.counting_request())
             outgoing = http.build_request(
                 "POST", address + request.url.path, content=body, headers={"Content-Type": "application/json"}
@@ -55,20 +56,24 @@ async def forward_request(request: Request, table: DeploymentTable, http: httpx.
         return await retrying(answer)
     except httpx.TransportError:
         attempts = len(PAUSES_SECONDS) + 1
-        raise EngineUnavailable(f"the backend of '{name}' broke off {attempts} times: try again soon") from None
+        raise EngineUnavailable(f"the backend of '{name}' failed {attempts} times: retry later") from None
 
 
 async def send_request(http: httpx.AsyncClient, outgoing: httpx.Request) -> httpx.Response:
-    """The beginning of a backend's answer. Raises httpx.TransportError where the backend breaks off."""
+    """Send a request and return once the response starts.
+
+    Raises:
+        httpx.TransportError: the backend closed the connection.
+    """
     try:
         return await http.send(outgoing, stream=True)
     except AttributeError as error:
-        # anyio 4 asks a connection that was closed the moment it was made for the name of its peer, and finds no socket.
+        # anyio 4 reads the peer name of a connection that was closed immediately after connecting, and finds no socket.
         raise httpx.ConnectError(f"the connection was closed as it was made: {error}", request=outgoing) from error
 
 
 class StreamedAnswer(StreamingResponse):
-    """A streamed answer, chunk by chunk; the backend counts it as unanswered until it is sent or the client is gone."""
+    """Streamed response, in flight until it is sent or the client has disconnected."""
 
     def __init__(self, response: httpx.Response, counted: ExitStack, headers: dict[str, str]) -> None:
         super().__init__(answer_chunks(response), response.status_code, headers)
@@ -84,17 +89,20 @@ class StreamedAnswer(StreamingResponse):
 
 
 async def answer_chunks(response: httpx.Response) -> AsyncIterator[bytes]:
-    """What the backend sends; an event with an error when it breaks off, because the status is already gone."""
+    """Yield the backend's chunks.
+
+    A failure is reported as an event with an error, because the status has already been sent.
+    """
     try:
         async for chunk in response.aiter_raw():
             yield chunk
     except httpx.TransportError:
-        error = EngineUnavailable("the backend broke off this answer: ask again")
+        error = EngineUnavailable("the backend failed during this response: retry the request")
         yield b"data: " + json.dumps(openai_error(error)).encode() + b"\n\n"
 
 
 def requested_model(body: bytes) -> str | None:
-    """The model that a request names."""
+    """Return the model that a request names."""
     try:
         document = json.loads(body)
     except ValueError:
@@ -108,7 +116,7 @@ def requested_model(body: bytes) -> str | None:
 
 
 def answer_headers(response: httpx.Response, served: Served) -> dict[str, str]:
-    """The type of the answer, and which weights gave it."""
+    """Return headers with the content type and the weights that answered."""
     return {
         "Content-Type": response.headers.get("Content-Type", "application/json"),
         "X-Hanzo-Model": quote(served.name, safe="/%"),
@@ -118,7 +126,7 @@ def answer_headers(response: httpx.Response, served: Served) -> dict[str, str]:
 
 
 def openai_error(error: EngineError) -> dict[str, dict[str, str | None]]:
-    """An error in the shape that OpenAI's clients read."""
+    """Return an error in OpenAI's format."""
     kind = "invalid_request_error" if error.status < 500 else "server_error"
     return {"error": {"message": error.message, "type": kind, "param": None, "code": error.code.value}}
 

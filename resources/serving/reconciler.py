@@ -1,6 +1,6 @@
-"""Keeps a replica at what the API wants served: poll, download, load, report.
+"""Reconcile a replica with the deployments in the API: poll, download, load, report.
 
-While the API is away, models that are loaded keep serving, and the loop retries.
+While the API is unavailable, loaded models keep serving and the loop retries.
 """
 
 import asyncio
@@ -29,10 +29,10 @@ from resources.serving.replica_messages import (
 
 POLL_SECONDS = 2.0
 MAX_POLL_SECONDS = 5.0
-"""Pause between two polls while the API is away."""
+"""Maximum pause between two polls while the API is unavailable."""
 REPORT_SECONDS = 5.0
 RETRY_SECONDS = 60.0
-"""A deployment that could not be loaded is tried again after this time: memory may have been short."""
+"""Time after which a failed load is retried: memory may have been short."""
 REQUEST_TIMEOUT_SECONDS = 10
 
 log = logging.getLogger(__name__)
@@ -48,17 +48,17 @@ class Failure:
 
 @dataclass
 class Progress:
-    """What a replica is doing about the wanted deployments, by their ids and attempts."""
+    """Progress of a replica with the wanted deployments, by their ids and attempts."""
 
     failures: dict[tuple[int, int], Failure] = field(default_factory=dict)
     notes: dict[int, str] = field(default_factory=dict)
 
 
 class Reconciler:
-    """One replica's loop.
+    """Loop of one replica.
 
     Args:
-        api_url, token: of the API. The token may be empty where the API has no sign-in.
+        api_url, token: address and token of the API. The token may be empty if the API has no sign-in.
         replica: name under which it reports.
     """
 
@@ -68,7 +68,7 @@ class Reconciler:
         self._replica = replica
         self._cache = cache
         self._table = table
-        # No connection is kept: it would stick to one replica of the API, also to one that is gone.
+        # No keep-alive: the connection would stay with one replica of the API, even one that is gone.
         self._http = httpx.AsyncClient(
             timeout=REQUEST_TIMEOUT_SECONDS, limits=httpx.Limits(max_keepalive_connections=0), trust_env=False
         )
@@ -108,10 +108,10 @@ class Reconciler:
                 await asyncio.wait_for(self._changed.wait(), pause)
 
     def unready_reason(self) -> str:
-        """Why this replica should get no requests yet; empty once it should.
+        """Return why this replica should get no requests yet; empty once it should.
 
-        Ready once each wanted model answers or has failed, and from then on until it drains: a model that is promoted later
-        must not take away the replicas of all others.
+        It becomes ready once each wanted model answers or has failed, and stays so until it drains: a model that is promoted
+        later must not make the replicas of all other models unready.
         """
         if self._draining:
             return "the replica is shutting down"
@@ -148,11 +148,11 @@ class Reconciler:
         try:
             self._expected = WantedDeployments.model_validate_json(answer.content).deployments
         except ValidationError:
-            raise EngineUnavailable(f"the API at {self._api_url} gave an answer of another version") from None
+            raise EngineUnavailable(f"the API at {self._api_url} has an incompatible version") from None
         self._etag = answer.headers.get("ETag", "")
 
     async def _apply(self) -> None:
-        """Start the loads and removals that are missing. Does nothing before the first poll."""
+        """Start missing loads and removals; do nothing before the first poll."""
         if self._expected is None:
             return
         by_name: dict[str, list[WantedDeployment]] = {}
@@ -192,7 +192,10 @@ class Reconciler:
         self._progress.notes = {key: note for key, note in self._progress.notes.items() if key in {id for id, _ in current}}
 
     def _cancel_obsolete_loads(self) -> None:
-        """Loads of what is no longer wanted; what replaces them begins once they have ended."""
+        """Cancel loads of deployments that are no longer wanted.
+
+        Their replacements start once they have ended.
+        """
         assert self._expected is not None
         current = {str(each.id) for each in self._expected}
         for task in self._loads.values():
@@ -208,7 +211,7 @@ class Reconciler:
         self._changed.set()
 
     async def _load(self, deployment: WantedDeployment) -> None:
-        """Download and deploy; what goes wrong is kept for the report."""
+        """Download and deploy; keep an error for the report."""
         key = deployment.id, deployment.attempt
         try:
             path = await self._download(deployment)
@@ -223,7 +226,7 @@ class Reconciler:
             )
             await self._table.deploy(request)
             self._progress.failures.pop(key, None)
-        except EngineUnavailable as error:  # of the download: the API or the store is away
+        except EngineUnavailable as error:  # of the download: the API or the store is unavailable
             self._progress.notes[deployment.id] = str(error)
             await asyncio.sleep(POLL_SECONDS)
         except (EngineError, ValidationError) as error:
@@ -252,11 +255,15 @@ class Reconciler:
         self._reported, self._reported_at = report, now
 
     async def _call(self, method: str, path: str, **options: object) -> httpx.Response:
-        """Raises EngineUnavailable where the API does not answer as it should."""
+        """Call the API.
+
+        Raises:
+            EngineUnavailable: it does not answer, or with an error.
+        """
         try:
             answer = await self._http.request(method, self._api_url + path, **options)  # type: ignore[arg-type]
         except httpx.HTTPError as error:
-            raise EngineUnavailable(f"the API at {self._api_url} is away ({type(error).__name__})") from None
+            raise EngineUnavailable(f"the API at {self._api_url} is unavailable ({type(error).__name__})") from None
         if answer.is_success or answer.status_code == httpx.codes.NOT_MODIFIED:
             return answer
         raise EngineUnavailable(f"the API at {self._api_url} answered {answer.status_code}: {answer.text:.200}")
@@ -271,7 +278,7 @@ def choose_load(
     failures: Mapping[tuple[int, int], Failure],
     now: float,
 ) -> WantedDeployment | None:
-    """What to load next under a name, if anything. `wishes` are ordered by id.
+    """Choose what to load next under a name, if anything; `wishes` are ordered by id.
 
     While nothing answers, the oldest comes first: it has served before, its successor has not.
     """
@@ -307,7 +314,7 @@ def find_unsettled(
 def list_reports(
     expected: Collection[WantedDeployment], served: Collection[Served], progress: Progress
 ) -> list[DeploymentReport]:
-    """The state of each wanted deployment, and of others that still serve."""
+    """List the state of each wanted deployment, and of others that still serve."""
     attempts = {each.id: each.attempt for each in expected}
     serving = {each.deployment: each for each in served if each.status == "serving"}
     reports = [

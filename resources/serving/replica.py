@@ -1,6 +1,6 @@
 """`python -m resources.serving.replica`: a replica of the inference engine on a cluster.
 
-It pulls what to serve from the API (`reconciler`) and answers on `engine.host`. Several replicas stand behind one Service:
+It pulls the wanted deployments from the API (`reconciler`) and listens on `engine.host`. Several replicas share one Service:
 `/ready` decides whether this one gets requests.
 """
 
@@ -26,13 +26,13 @@ from resources.serving.reconciler import Reconciler
 from resources.settings.settings import Settings
 
 ANSWER_SECONDS = 120
-"""How long requests that are being answered may take once the replica accepts no more."""
+"""How long requests in flight may take after the replica stops accepting new ones."""
 
 log = logging.getLogger(__name__)
 
 
 def create_replica(settings: Settings, state: DeploymentState) -> tuple[FastAPI, Reconciler]:
-    """The application with the loop that keeps it at what is wanted."""
+    """Create the application and its reconciliation loop."""
     http = open_backend_client()
     table = DeploymentTable(state, http)
     token = settings.engine.token.get_secret_value() if settings.engine.token else ""
@@ -57,7 +57,7 @@ def create_replica(settings: Settings, state: DeploymentState) -> tuple[FastAPI,
 
     @app.get("/health")
     async def health() -> JSONResponse:
-        """Liveness: fails where the loop has died, so that the container is started again."""
+        """Liveness: fails if the loop has died, so that the container is restarted."""
         loop: asyncio.Task[None] = app.state.loop
         if loop.done() and not reconciler.draining:
             log.error("the replica no longer follows the API", exc_info=None if loop.cancelled() else loop.exception())
@@ -81,7 +81,7 @@ def main() -> None:
             raise BadConfiguration("engine.mode is push: set it to pull, or start python -m resources.serving.gateway")
         listener = open_listener(settings.engine.host, settings.engine.port)
         state = DeploymentState(settings.engine_cache)
-        state.read()  # a broken file is found before anything is served
+        state.read()  # detect a corrupt file before serving
     except BadConfiguration as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(EXIT_BAD_CONFIGURATION)

@@ -11,7 +11,7 @@ MAX_REASON_LENGTH = 2000
 
 
 class Message(BaseModel):
-    """Immutable. Unknown keys are ignored: in an upgrade both sides meet the other's version."""
+    """Immutable. Unknown keys are ignored, because versions differ during an upgrade."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -40,7 +40,7 @@ class WantedDeployments(Message):
 class DeploymentReport(Message):
     """The state of one deployment in one replica.
 
-    `serving`: it answers; `sha256` was computed from the file before it was loaded. `loading`: `reason` says how far it is.
+    `serving`: it answers; `sha256` was computed from the file before it was loaded. `loading`: `reason` states the progress.
     `failed`: `reason` and `error_code` say why; another version may serve under its name.
     """
 

@@ -1,6 +1,6 @@
-"""The control plane's view of replicas that pull, through the metadata database alone.
+"""The control plane's view of replicas that pull, through the metadata database only.
 
-It answers as `EngineClient` does for an engine that is pushed to: what is served, and whether a deployment is gone.
+It has the interface of `EngineClient`, which is for an engine that deployments are pushed to.
 """
 
 import time
@@ -43,12 +43,12 @@ class ReplicatedEngine:
         self._database = database
 
     def served(self) -> list[Served]:
-        """What is served, one entry for each name.
+        """Return what is served, one entry per name.
 
-        A model counts as served while one replica serves it: a replica that cannot load it retries by itself.
+        A model counts as served while any replica serves it: a replica that cannot load it retries by itself.
 
         Raises:
-            EngineUnavailable: no replica has reported lately.
+            EngineUnavailable: no replica has reported recently.
         """
         with self._database.read() as connection:
             expected = {each.id for each in engine_replicas.list_wanted(connection)}
@@ -58,7 +58,7 @@ class ReplicatedEngine:
         return [describe(report) for _, report in sorted(best.items())]
 
     def served_hashes(self, name: str) -> set[str]:
-        """SHA-256 of each file that serves a name, as replicas computed it before loading."""
+        """Return the SHA-256 of each file serving a name, computed by replicas before loading."""
         try:
             return {found.sha256 for found in self._reports() if found.name == name and found.status == "serving"}
         except EngineUnavailable:
@@ -80,7 +80,7 @@ class ReplicatedEngine:
         """Wait until all live replicas serve a deployment, or it is no longer wanted.
 
         Raises:
-            EngineError: a replica could not load it, in that replica's words.
+            EngineError: a replica could not load it; the message is that replica's.
             EngineUnavailable: no replica reported for `ABSENT_SECONDS`, or not all were done within the limit.
         """
         started = last_seen = time.monotonic()
@@ -116,9 +116,9 @@ def no_replicas(seen: str) -> EngineUnavailable:
 
 
 def rank(report: DeploymentReport, expected: Collection[int]) -> tuple[bool, int, int]:
-    """Order of reports under one name, the one that describes the engine best last.
+    """Return the sort key of reports under one name, the most relevant last.
 
-    A version that was rolled back still answers until the wanted one is loaded again: that is no difference to be mended.
+    A version that was rolled back still answers until the wanted one is loaded: that must not count as a difference.
     """
     return report.deployment in expected, ("failed", "loading", "serving").index(report.status), report.deployment
 
@@ -138,7 +138,7 @@ def describe(report: DeploymentReport) -> Served:
 
 
 def list_waiting(replicas: Sequence[Replica], deployment_id: int, attempt: int) -> list[str]:
-    """The replicas that do not serve a deployment yet, with what they do.
+    """List the replicas that do not serve a deployment yet, with their state.
 
     Raises:
         EngineError: one of them could not load it in this attempt.
@@ -155,21 +155,21 @@ def list_waiting(replicas: Sequence[Replica], deployment_id: int, attempt: int) 
 
 
 def replica_error(replica: str, report: DeploymentReport) -> EngineError:
-    """What a replica reported, as the error that it met there."""
+    """Return the error that a replica reported."""
     code = report.error_code or EngineError.kind.value
     error = from_refusal(Refusal(error_code=code, message=f"replica {replica}: {report.reason}"))
-    # A version that one replica could not load is refused for any reason: a retry begins with a new promotion.
+    # A version that one replica could not load is refused for any reason; a retry needs a new promotion.
     return BadRequest(error.message) if isinstance(error, EngineUnavailable) else error
 
 
 def list_states(replicas: Sequence[Replica], deployment_id: int) -> list[ReplicaState]:
-    """The state of a deployment in each replica that reports it."""
+    """List the state of a deployment in each replica that reports it."""
     found = [(replica.id, replica.deployment(deployment_id)) for replica in replicas]
     return [ReplicaState(replica, each["status"], each["reason"]) for replica, each in found if each is not None]
 
 
 def open_engine(settings: Settings, database: Database) -> EngineClient | ReplicatedEngine:
-    """The engine of the settings."""
+    """Open the configured engine."""
     return ReplicatedEngine(database) if settings.engine.mode == "pull" else EngineClient(settings.engine_url)
 
 

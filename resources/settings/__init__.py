@@ -4,7 +4,7 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """`from resources.settings import Settings`, as existing manifests write it, without loading it for others."""
+    """Import `Settings` lazily, for manifests that use `from resources.settings import Settings`."""
     if name == "Settings":
         from resources.settings.settings import Settings
 

@@ -1,6 +1,6 @@
-"""The configuration as a document: find the file, read it, replace `${VAR}`, apply `HANZO_ML_{SECTION}_{KEY}`.
+"""Read the configuration as a document: expand `${VAR}`, apply `HANZO_ML_{SECTION}_{KEY}`.
 
-Values may be secrets, so no message of this module shows one: files are named by line and column, values by their key.
+Values may be secrets, so no message of this module contains one: it names files by line and column, and values by key.
 """
 
 import errno
@@ -24,28 +24,32 @@ RESERVED_VARIABLES = {"HOME", "CONFIG", "TRACKING_URI", "EXPERIMENT"} | {
     "CHECKPOINTS",
     "CHECKPOINT_INTERVAL",
 }
-"""Reserved names: the state folder, the configuration file, the client's two (row R4), and what a command job is told."""
+"""Variables that are no settings: state folder, configuration file, two of the client, and those of a command job."""
 
 
 def find_configuration(home: Path, environ: Mapping[str, str]) -> Path | None:
-    """The file that holds the configuration, if there is one."""
+    """Return the configuration file, if there is one."""
     if named := environ.get("HANZO_ML_CONFIG"):
         if not Path(named).is_file():
-            raise BadConfiguration(f"HANZO_ML_CONFIG names {named}, which is no file: correct it or unset the variable")
+            raise BadConfiguration(f"HANZO_ML_CONFIG is {named}, but there is no such file: correct or unset the variable")
         return Path(named)
     candidates = (home / "config.yaml", Path("/etc/hanzo-ml/config.yaml"))
     return next((path for path in candidates if path.is_file()), None)
 
 
 def read_configuration(path: Path, environ: Mapping[str, str]) -> dict[str, Any]:
-    """A configuration file as a document with every `${VAR}` replaced."""
+    """Read a configuration file and replace every `${VAR}`."""
     try:
         document = load_yaml(path.read_text(encoding="utf-8")) or {}
     except UnicodeDecodeError:
         raise BadConfiguration(f"{path} is not UTF-8: save it in that encoding") from None
     except DocumentTooLong as error:
         raise BadConfiguration(f"{path} is not valid YAML: {error}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date that is none, an endless number
+    except (
+        yaml.YAMLError,
+        ValueError,
+        RecursionError,
+    ) as error:  # ValueError: an invalid date, or a number that is too long
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise BadConfiguration(f"{path}{where}: not valid YAML") from None
@@ -57,7 +61,10 @@ def read_configuration(path: Path, environ: Mapping[str, str]) -> dict[str, Any]
 
 
 def expand_variables(value: Any, path: Path, environ: Mapping[str, str]) -> Any:
-    """Replace `${VAR}` in every string of a document; values only, after parsing, so that no value can add structure."""
+    """Replace `${VAR}` in every string value of a document.
+
+    This happens after parsing, so that no value can add structure.
+    """
 
     def variable(match: re.Match[str]) -> str:
         name = match.group(1)
@@ -77,7 +84,7 @@ def expand_variables(value: Any, path: Path, environ: Mapping[str, str]) -> Any:
 def apply_override(
     document: dict[str, Any], sections: Mapping[str, type[BaseModel]], name: str, value: str
 ) -> tuple[str, ...]:
-    """Put the variable `HANZO_ML_{SECTION}_{KEY}` into the document, nested by `_` (rows R3, Z19): returns where."""
+    """Put the variable `HANZO_ML_{SECTION}_{KEY}` into the document; return its path."""
     section, _, key = name.removeprefix(VARIABLE_PREFIX).lower().partition("_")
     if section not in sections or not key:
         raise BadConfiguration(f"unknown variable {name}: it must be HANZO_ML_SECTION_KEY with a section of config.yaml")
@@ -103,7 +110,7 @@ def apply_override(
 
 
 def ensure_section(document: dict[str, Any], key: str) -> dict[str, Any]:
-    """A section of the document, made where it is missing or has no keys."""
+    """Return a section of the document; create it if it is missing or null."""
     if document.get(key) is None:
         document[key] = {}
     found = document[key]
@@ -113,7 +120,7 @@ def ensure_section(document: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def describe_validation_error(error: ValidationError, kind: type[BaseModel]) -> str:
-    """The first problem as one line: where and what is wrong. What was given may be a secret."""
+    """Describe the first problem in one line, without the input, which may be a secret."""
     problem = error.errors(include_input=False)[0]
     where = " ".join(".".join(str(part) for part in problem["loc"]).split())
     if problem["type"] == "extra_forbidden":
@@ -123,7 +130,10 @@ def describe_validation_error(error: ValidationError, kind: type[BaseModel]) -> 
 
 
 def home_folder_error(error: OSError) -> BadConfiguration:
-    """Of a state folder that the system refuses to make, or to write to; what names no file is told as it is."""
+    """Explain why the state folder cannot be created or written.
+
+    An error without a file name is returned with its own message.
+    """
     if error.filename is None:
         return BadConfiguration(str(error))
     is_full = error.errno == errno.ENOSPC
@@ -132,5 +142,5 @@ def home_folder_error(error: OSError) -> BadConfiguration:
 
 
 def mask_address(address: str) -> str:
-    """An address without its user and password."""
+    """Return an address without user and password."""
     return re.sub(r"^(.*?://)?.*@", r"\1***@", address)

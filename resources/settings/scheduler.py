@@ -64,7 +64,7 @@ class Egress(Section):
 
 
 MAX_NAMESPACE_CHARACTERS = 40
-"""Of the namespace that others are derived from: with an organization and a hash it must be a DNS label of 63."""
+"""Limit for `namespace`: with an organization and a hash appended it must still be a DNS label of 63 characters."""
 
 CPU_FLAVOR = "cpu"
 """Key of `scheduler.capacity` for nodes without GPUs."""
@@ -208,7 +208,7 @@ class Scheduler(Section):
     @field_validator("devices", mode="before")
     @classmethod
     def normalize_names(cls, value: Any) -> Any:
-        """Device names as unique texts.
+        """Return device names as unique strings.
 
         A job would wait forever for a device that is named twice or is empty.
         """

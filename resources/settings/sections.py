@@ -17,7 +17,7 @@ from recipes.contracts.quantities import Duration
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host can be reached from this machine only.
+    """Return whether a host can be reached from this machine only.
 
     Names other than `localhost` may resolve to anything.
     """
@@ -33,7 +33,7 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def accept_null(cls, value: Any) -> Any:
-        """A section whose keys are all commented out is null in YAML."""
+        """Accept null, which is the YAML of a section whose keys are all commented out."""
         return {} if value is None else value
 
 
@@ -141,7 +141,7 @@ class Engine(Section):
 
     @model_validator(mode="after")
     def require_loopback(self) -> Self:
-        """It has no sign-in: a client could push any file to it, and ask any model."""
+        """Require loopback: the engine has no sign-in, so any client could use it."""
         if self.mode == "push" and not is_loopback(self.host):
             raise ValueError("the engine has no sign-in: keep host on 127.0.0.1, or set mode to pull on a cluster")
         return self
@@ -170,7 +170,7 @@ class DatabaseSection(Section):
             known = False
         if not known:
             raise ValueError("no SQLAlchemy URL of SQLite or PostgreSQL, such as postgresql://USER:PASSWORD@HOST/DATABASE")
-        # SQLAlchemy ends a password at its first '@' and would take the rest for the host, which is shown.
+        # SQLAlchemy ends a password at its first '@' and would parse the rest as the host, which is printed.
         if url.host and "@" in f"{url.host}{url.database}":
             raise ValueError("write a '@' in the user or password as %40")
         return value
@@ -262,7 +262,7 @@ class Storage(Section):
 
     @property
     def variables(self) -> dict[str, str]:
-        """The keys as AWS variables, which processes, pods and the S3 library understand."""
+        """Keys as AWS variables, which processes, pods and the S3 library read."""
         if self.access_key is None or self.secret_key is None:
             return {}
         return {
@@ -299,7 +299,7 @@ class Stream(Section):
 
     @model_validator(mode="after")
     def check_protocol(self) -> Self:
-        """What is set and not used would be a connection without it."""
+        """Reject settings that the protocol would ignore."""
         signs_in = self.security_protocol.startswith("SASL_")
         if (self.sasl_username is not None, self.sasl_password is not None) != (signs_in, signs_in):
             raise ValueError(
@@ -311,7 +311,7 @@ class Stream(Section):
 
     @property
     def security(self) -> dict[str, str]:
-        """In librdkafka's words."""
+        """Security options of librdkafka."""
         found: dict[str, str] = {"security.protocol": self.security_protocol}
         if self.sasl_username is not None and self.sasl_password is not None:
             found |= {"sasl.mechanism": self.sasl_mechanism, "sasl.username": self.sasl_username}

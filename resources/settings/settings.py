@@ -48,9 +48,9 @@ from resources.settings.sections import (
 )
 
 VISIBLE_DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
-"""Keeps the stack to some GPUs, as it does any program of CUDA."""
+"""Restricts the stack to some GPUs, as for any CUDA program."""
 END_OF_DEVICES = "-1"
-"""In it, a GPU that there cannot be: CUDA sees none from there on, and alone it is how people ask for none."""
+"""Invalid GPU in that variable: CUDA ignores the list from there on, so that a single one selects no GPU."""
 
 POSTGRESQL_PORT = 5432
 
@@ -127,17 +127,20 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def refuse_open_dagster(self) -> Self:
-        """Dagster has no sign-in. On a cluster, NetworkPolicies allow only the API to reach its port."""
+        """Reject a Dagster host other than loopback, because Dagster has no sign-in.
+
+        On a cluster, NetworkPolicies allow only the API to reach its port.
+        """
         for key, host in (("host", self.dagster.host), ("code_server_host", self.dagster.code_server_host)):
             if not is_loopback(host) and self.scheduler.backend != "kubernetes":
                 raise ValueError(
-                    f"dagster.{key} is {host}, but Dagster has no sign-in: keep it on 127.0.0.1 and come by `ssh -L`"
+                    f"dagster.{key} is {host}, but Dagster has no sign-in: keep it on 127.0.0.1 and connect by `ssh -L`"
                 )
         return self
 
     @model_validator(mode="after")
     def refuse_own_database(self) -> Self:
-        """This server's own has what all organizations have."""
+        """Reject this server's own database, which holds the data of all organizations."""
         for name, database in self.storage.databases.items():
             if self.is_own_database(make_url(database.url.get_secret_value())):
                 raise ValueError(f"storage.databases.{name}.url is this server's own database: name another")
@@ -153,7 +156,7 @@ class Settings(Section):
     def database_url(self) -> str:
         if self.database.url:
             return self.database.url.get_secret_value()
-        # SQLAlchemy decodes the path of an address, and ends it at a question mark.
+        # SQLAlchemy decodes the path of a URL, and ends it at a question mark.
         path = str(self.home / "hanzo-ml.db").replace("%", "%25").replace("?", "%3F")
         return f"sqlite:///{path}"
 
@@ -195,10 +198,10 @@ class Settings(Section):
         return self.home / "run-workers"
 
     def masked(self) -> dict[str, Any]:
-        """The effective settings, with secrets as asterisks (those inside addresses too)."""
+        """Return the effective settings with secrets masked, including those in addresses."""
         shown = self.model_dump(mode="json")
         url = make_url(self.database_url).render_as_string(hide_password=True)
-        # Drivers take a password as a parameter too, under names that only they know: no parameter shows its value.
+        # Drivers accept a password as a query parameter too, under unknown names: mask the values of all parameters.
         shown["database"]["url"] = re.sub(r"([?&][^=&]*=)[^&]*", r"\1***", url)
         for section, key in (("storage", "endpoint"), ("stream", "brokers"), ("auth", "iam_url")):
             if shown[section][key]:
@@ -207,7 +210,7 @@ class Settings(Section):
 
 
 def database_location(url: URL) -> tuple[str, str, str | None]:
-    """Host, port and name of a PostgreSQL database, whose host may be a query parameter."""
+    """Return host, port and name of a PostgreSQL database, also from query parameters."""
     return str(url.host or url.query.get("host", "")), str(url.port or url.query.get("port", POSTGRESQL_PORT)), url.database
 
 

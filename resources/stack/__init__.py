@@ -1,1 +1,1 @@
-"""The processes of the embedded stack: services, start and stop, reset."""
+"""Processes of the embedded stack: services, start and stop, reset."""

@@ -15,31 +15,28 @@ from pathlib import Path
 
 from recipes.storage.checksums import write_atomically
 
-# Processes that outlive whoever started them, and can be found again.
-#
-# Whether one runs is a question to its lock file: the process inherits the lock from its starter and holds it until its
-# last breath. So there is no moment at which a starter could die between starting and remembering, and never two of the
-# same.
+# A lock file shows whether a process runs: the process inherits the lock from its starter and holds it until it ends. So a
+# starter that dies at any moment cannot lose track of a started process, and there are never two of the same.
 
 LOG_FILE = "log.txt"
 LOCK_FILE = "lock"
 PID_FILE = "pid.json"
 STOP_MARKER = "asked_to_stop"
-"""As old as the SIGTERM that the process got from somebody who did not wait for it."""
+"""File whose modification time is that of a SIGTERM sent without waiting."""
 FLOCK_FORMAT = "hhqqi"
 """struct flock: type, whence, start, length, process id."""
 WRITE_PID_AND_EXEC = 'echo $$ > "$0" && exec "$@"'
-"""The process itself says who it is, before it does anything: a starter can be killed before it would have said so. One that
-could not, on a full disk, would never be ended: it does nothing.
+"""The process writes its own PID before anything else, because its starter may be killed before it could. If that fails, as
+on a full disk, the process exits: without a PID it could never be stopped.
 """
 
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[int | None]:
-    """The lock of a folder as a file descriptor while the block runs, or None where a process holds it.
+    """Lock a folder during the block; yield the file descriptor, None if locked.
 
-    It belongs to the open file, not to the process (Linux' "open file description lock"), so a child that inherits the
-    descriptor holds it on.
+    The lock belongs to the open file, not to the process (Linux' "open file description lock"), so a child that inherits the
+    descriptor keeps holding it.
     """
     descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT)
     try:
@@ -54,9 +51,12 @@ def lock_folder(folder: Path) -> Iterator[int | None]:
 
 
 def is_running(folder: Path) -> bool:
-    """Whether a process holds the lock. Looks without taking it: a starter at this moment must not hear "taken"."""
+    """Return whether a process holds the lock.
+
+    Test the lock without acquiring it, which could make a concurrent starter fail.
+    """
     try:
-        descriptor = os.open(folder / LOCK_FILE, os.O_RDONLY)  # also where the disk has become one that is read alone
+        descriptor = os.open(folder / LOCK_FILE, os.O_RDONLY)  # works on a file system that has become read-only, too
     except (FileNotFoundError, NotADirectoryError):
         return False
     try:
@@ -77,10 +77,13 @@ def start_detached(
     inherited_descriptors: Sequence[int] = (),
     inherited_env: Mapping[str, str] | None = None,
 ) -> None:
-    """Start a command in a session of its own; it inherits the lock and those `inherited_descriptors`. The folder's log has
-    its output. `env` goes before `inherited_env`, which is this process's own environment when unset.
+    """Start a command in its own session, with output to the folder's log.
 
-    Returns when the process has said who it is. Raises OSError where it could not.
+    It inherits the lock and the `inherited_descriptors`. `env` overrides `inherited_env`, which defaults to this process's
+    environment. Returns once the process has written its PID.
+
+    Raises:
+        OSError: the process could not write its PID.
     """
     (folder / PID_FILE).unlink(missing_ok=True)
     (folder / STOP_MARKER).unlink(missing_ok=True)
@@ -102,7 +105,7 @@ def start_detached(
 
 
 def read_pid(folder: Path) -> int | None:
-    """The process id, once the process has written it whole."""
+    """Return the process id once it is completely written."""
     try:
         text = (folder / PID_FILE).read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -111,7 +114,7 @@ def read_pid(folder: Path) -> int | None:
 
 
 def send_signal(folder: Path, number: signal.Signals) -> bool:
-    """Send a signal to the process and its children, while it holds its lock. True when it was sent."""
+    """Send a signal to a running process and its children; return whether it was sent."""
     if not is_running(folder):
         return False
     process_id = read_pid(folder)
@@ -125,7 +128,10 @@ def send_signal(folder: Path, number: signal.Signals) -> bool:
 
 
 def stop_process(folder: Path, grace_seconds: float, kill_seconds: float = math.inf) -> bool:
-    """SIGTERM, and SIGKILL when the grace is over. Returns whether the process is gone, as `kill_process` does."""
+    """Send SIGTERM, then SIGKILL after the grace period.
+
+    Return whether the process is gone, like `kill_process`.
+    """
     stop_request = False
     end = time.monotonic() + grace_seconds
     while is_running(folder):
@@ -137,8 +143,9 @@ def stop_process(folder: Path, grace_seconds: float, kill_seconds: float = math.
 
 
 def kill_process(folder: Path, seconds: float) -> bool:
-    """SIGKILL. Returns whether the process is gone, or False where it is not after so many seconds: the kernel does not end
-    one that waits in it for a disk or a device that does not answer.
+    """Send SIGKILL; return whether the process is gone within so many seconds.
+
+    The kernel does not end a process that waits uninterruptibly for an unresponsive disk or device.
     """
     end = time.monotonic() + seconds
     while is_running(folder):
@@ -150,7 +157,10 @@ def kill_process(folder: Path, seconds: float) -> bool:
 
 
 def request_stop(folder: Path, grace_seconds: float) -> None:
-    """`stop_process` for those who cannot wait: SIGTERM the first time, SIGKILL once they ask when the grace is over."""
+    """Stop a process without waiting.
+
+    Send SIGTERM at the first call, SIGKILL at a call after the grace period.
+    """
     stop_request = folder / STOP_MARKER
     if not stop_request.exists():
         if send_signal(folder, signal.SIGTERM):
@@ -167,7 +177,7 @@ def write_atomic(path: Path, text: str) -> None:
     """Replace a file atomically and durably.
 
     A cancel once left half of a state file, and a full disk an empty one. Without the fsync a power failure can leave a name
-    without content. Two supervisors may write the same file at once: each has a temporary file of its own.
+    without content. Two supervisors may write the same file concurrently: each has its own temporary file.
     """
     with write_atomically(path) as file:
         file.write(text.encode())
@@ -175,26 +185,26 @@ def write_atomic(path: Path, text: str) -> None:
         os.fsync(file.fileno())
 
 
-# What a run worker that was killed has left: Dagster starts `tail -F`, and another process that ends it once the worker
-# is gone. Where that was killed too, as when memory runs out, nobody did, and it outlived `hanzo-ml down`.
+# Processes left by a killed run worker: Dagster starts `tail -F`, and a watcher that ends it once the worker is gone. If the
+# watcher was killed too, as when memory runs out, `tail` outlived `hanzo-ml down`.
 
 PROC = Path("/proc")
 WORKERS_VARIABLE = "DAGSTER_RUN_WORKERS"
-"""The variable with the folder of all workers, from which dagster.yaml has it; each worker inherits it."""
+"""Variable with the folder of all workers, referenced by dagster.yaml; each worker inherits it."""
 
 
 def kill_orphans(folder: Path) -> None:
-    """End, by SIGKILL, the group of a worker that ran in a folder and is gone. What it started in sessions of their own goes
-    on, as a training does.
+    """Kill the remaining process group of a worker that has ended.
 
-    No other process gets the number of a group that is there. Once it is gone, another group may: it has no such variable.
+    Processes that it started in their own sessions, such as a training, continue. The group's number may be reused once the
+    group is gone; the variable distinguishes the worker's processes from such a group.
     """
     group = read_pid(folder)
     if group is None or is_running(folder) or not group_exists(group):
         return
     mark = f"{WORKERS_VARIABLE}={folder.parent}".encode()
     for process_id in (int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit()):
-        with suppress(OSError):  # it has ended, or is another user's
+        with suppress(OSError):  # it has ended, or belongs to another user
             variables = (PROC / str(process_id) / "environ").read_bytes().split(b"\0")
             if os.getpgid(process_id) == group and mark in variables:
                 os.kill(process_id, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What a service logged as it failed, in one line."""
+"""Summarize in one line why a service failed, from its log."""
 
 import json
 import re
@@ -11,11 +11,11 @@ CAUSED_BY = "The above exception was the direct cause of the following exception
 
 
 MAX_CHARACTERS = 600
-"""Characters."""
+"""Maximum length of a summary."""
 
 
 def read_line(line: str) -> str:
-    """The text of a line of a JSON log (`resources.service_logs`); any other line as it is."""
+    """Return the text of a JSON log line (`resources.service_logs`), other lines unchanged."""
     if not line.startswith("{"):
         return line
     try:
@@ -26,7 +26,10 @@ def read_line(line: str) -> str:
 
 
 def failure_summary(log: str) -> str:
-    """The last line, or the last exception: of those that caused each other the first, which knows what was wrong."""
+    """Return the last line or the last exception of a log.
+
+    Of chained exceptions return the first, which is the root cause.
+    """
     parts = TRACEBACK.split("\n".join(read_line(line) for line in log.splitlines()))
     if len(parts) == 1:
         return (parts[0].strip().splitlines() or ["it wrote nothing"])[-1]

@@ -1,7 +1,7 @@
-"""The embedded stack: the five processes of a laptop, started and ended together.
+"""Start and stop the embedded stack, the five processes of a laptop.
 
-`up` starts what does not run, so it is also the remedy after anything was killed; `down` ends everything and loses nothing.
-On a cluster the same processes are containers, and this module is not used.
+`up` starts the services that do not run, so it also repairs the stack after one was killed; `down` ends all without losing
+work. On a cluster the same processes are containers, and this module is not used.
 """
 
 import json
@@ -45,9 +45,10 @@ START_TIMEOUT_SECONDS = 120.0
 GRACE_SECONDS = 20.0
 JOB_GRACE_SECONDS = 300.0
 KILL_SECONDS = 60.0
-"""For the kernel to end what was killed: of a job with hundreds of GB, or a GPU's, it takes seconds."""
+"""Time for the kernel to end killed processes: it takes seconds for a job with hundreds of GB or a GPU."""
 DIRECT_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""To this machine itself, whatever proxy it has for others: asked by one, nothing of the stack came up in two minutes."""
+"""Opener without the machine's HTTP proxy, for requests to this machine: through a proxy the stack did not become ready
+within two minutes."""
 UNREACHABLE_ERROR = "dagster._core.errors.DagsterUserCodeUnreachableError"
 
 
@@ -56,10 +57,10 @@ def service_folder(settings: Settings, name: str) -> Path:
 
 
 def up(settings: Settings, console: Console) -> None:
-    """Start whatever does not run and wait until it answers.
+    """Start all stopped services and wait until they answer.
 
     Raises:
-        BadConfiguration: a port is taken, or a service did not come up; the message says what to do.
+        BadConfiguration: a port is in use, or a service did not start; the message says what to do.
     """
     for service in stopped_services(settings):
         check_port(service)
@@ -70,14 +71,17 @@ def up(settings: Settings, console: Console) -> None:
 
 
 def print_store_problem(settings: Settings, console: Console) -> None:
-    """A line where the object store cannot be used: all runs, and every job would fail for it."""
+    """Print a line if the object store is unusable, so that all jobs would fail."""
     if problem := find_store_problem_in_time(Store(settings.store, settings.storage.variables)):
         console.print(f"  object store       {problem}", markup=False, soft_wrap=True)
 
 
 @contextmanager
 def exclusive_access(settings: Settings, console: Console) -> Iterator[None]:
-    """Wait until no other `up` or `down` works on this state folder: one left half of what the other had just started."""
+    """Wait until no other `up` or `down` runs on this state folder.
+
+    Without the lock, one left half of what the other had just started.
+    """
     announced = False
     while True:
         with lock_folder(settings.home) as descriptor:
@@ -85,7 +89,7 @@ def exclusive_access(settings: Settings, console: Console) -> Iterator[None]:
                 yield
                 return
         if not announced:
-            console.print("  another up or down works on it: waiting until that has ended")
+            console.print("  another `up` or `down` is running: waiting for it to end")
             announced = True
         time.sleep(0.1)
 
@@ -116,7 +120,7 @@ def start_stopped_services(settings: Settings, console: Console) -> None:
                     launch_service(service, folder, service_environment(settings))
                 elif not is_running(folder):
                     raise BadConfiguration(
-                        f"{service.name} ended as it started: {failure_summary(read_service_log(folder))}"
+                        f"{service.name} ended while starting: {failure_summary(read_service_log(folder))}"
                     )
                 if is_ready(service):
                     ready[service.name] = time.monotonic() - started
@@ -133,12 +137,13 @@ def start_stopped_services(settings: Settings, console: Console) -> None:
 
 
 def wait_for_definitions(settings: Settings, until: float) -> None:
-    """Wait for Dagster to load the asset graph, until the monotonic clock says so: its processes answer without one, too.
+    """Wait until Dagster has loaded the asset graph, at most until the monotonic time `until`.
 
-    The webserver connects again by itself to a code server that was started anew, and says for a moment that it has none.
+    Its processes answer without the graph, too. The webserver reconnects by itself to a restarted code server, and reports
+    it as unreachable for a moment.
 
     Raises:
-        BadConfiguration: it cannot be loaded; the message has Dagster's reason.
+        BadConfiguration: the graph cannot be loaded; the message contains Dagster's reason.
     """
     while problem := find_definitions_problem(settings):
         if not problem.startswith(UNREACHABLE_ERROR) or time.monotonic() > until:
@@ -147,7 +152,7 @@ def wait_for_definitions(settings: Settings, until: float) -> None:
 
 
 def find_definitions_problem(settings: Settings) -> str | None:
-    """Why Dagster has no asset graph, in one line; None when it has."""
+    """Return in one line why Dagster has no asset graph; None if it has one."""
     errors = "locationEntries { locationOrLoadError { ... on PythonError { message } } }"
     query = f"{{ workspaceOrError {{ ... on Workspace {{ {errors} }} }} }}"
     request = urllib.request.Request(
@@ -173,9 +178,10 @@ def launch_service(service: Service, folder: Path, env: dict[str, str]) -> None:
 
 @contextmanager
 def default_sigint() -> Iterator[None]:
-    """For what is started meanwhile. Whatever a shell starts in the background ignores SIGINT, and so do its children.
+    """Restore the default SIGINT for processes that are started in this block.
 
-    Dagster gives SIGTERM the meaning that SIGINT has: its code server ended by SIGKILL only, when the grace was over.
+    A background process of a shell ignores SIGINT, and so do its children. Dagster handles SIGTERM like SIGINT, so its code
+    server ended only by SIGKILL after the grace period.
     """
     ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
     if ignored:
@@ -201,7 +207,10 @@ def check_port(service: Service) -> None:
 
 
 def is_ready(service: Service) -> bool:
-    """Whether a service does its work: by HTTP where it has a health page, else by its open port, else by running."""
+    """Return whether a service is ready.
+
+    Checked by its health page, else its open port; a service with neither is ready once it runs.
+    """
     if service.health:
         try:
             with DIRECT_OPENER.open(service.health, timeout=2) as response:
@@ -221,37 +230,37 @@ def read_service_log(folder: Path) -> str:
 
 
 def down(settings: Settings, console: Console) -> None:
-    """End everything. Jobs get a signal and save a checkpoint; `up` goes on with them.
+    """End everything. Jobs save a checkpoint on SIGTERM, from which `up` resumes them.
 
     Raises:
-        BadConfiguration: the kernel does not end some process; the message says which. Everything else is ended.
+        BadConfiguration: the kernel does not end some processes, named in the message. Everything else has ended.
     """
     if not settings.home.is_dir():
         return
-    # On a disk that is read alone by now, which a broken one becomes, nobody can start anything.
+    # No lock on a file system that became read-only, as after a disk error: nothing can be started there.
     with exclusive_access(settings, console) if os.access(settings.home, os.W_OK) else nullcontext():
         remaining = stop_all(settings, console)
     if remaining:
         raise BadConfiguration(
-            f"{', '.join(remaining)}: not ended by SIGKILL within {KILL_SECONDS:.0f} s, as what waits in the "
-            "kernel for a disk "
-            "or a device that does not answer; once that does, say `hanzo-ml down` again, else restart the machine"
+            f"{', '.join(remaining)}: not ended by SIGKILL within {KILL_SECONDS:.0f} s, probably because the process "
+            "waits in the kernel "
+            "for an unresponsive disk or device: run `hanzo-ml down` again once it responds, or restart the machine"
         )
 
 
 def stop_all(settings: Settings, console: Console) -> list[str]:
-    """Returns what could not be ended."""
-    # The daemon first, and wholly: a run worker that it starts meanwhile would be left, and the job that this one starts.
+    """End all services, run workers and jobs; return what could not be ended."""
+    # End the daemon first and wait for it: it could start another run worker, and that one a job, which would be missed.
     remaining = stop_processes([("dagster-daemon", service_folder(settings, "dagster-daemon"), GRACE_SECONDS)], console)
     until = time.monotonic() + KILL_SECONDS
     for worker in settings.run_workers.glob("*"):
-        # A run worker that is asked to end reports its run as cancelled for good. One that is killed is retried.
+        # A run worker that gets SIGTERM reports its run as cancelled, which is final. A killed one is retried.
         if not kill_process(worker, max(until - time.monotonic(), 0.0)):
             remaining.append(f"run worker {worker.name} (process {read_pid(worker)})")
     for path in settings.run_workers.glob("*"):
         kill_orphans(path)
     jobs = settings.home / "jobs"
-    # No deeper: below its own folder, a command leaves files of any name.
+    # Search no deeper: a user's command may create files of any name below its own folder.
     locks = [*jobs.glob("*/lock"), *jobs.glob("*/*/lock")]
     running = [path.parent for path in locks if is_running(path.parent)]
     ending = [(f"job {job.relative_to(jobs)}", job, JOB_GRACE_SECONDS) for job in running]
@@ -260,8 +269,9 @@ def stop_all(settings: Settings, console: Console) -> list[str]:
 
 
 def stop_processes(named: Sequence[tuple[str, Path, float]], console: Console) -> list[str]:
-    """End what runs of those processes, each in the folder of its lock and within its grace, all at the same time. Returns
-    what could not be ended.
+    """End processes concurrently; return those that could not be ended.
+
+    Each is given by name, folder of its lock, and grace period.
     """
     remaining = []
     ending = [each for each in named if is_running(each[1])]
@@ -277,12 +287,14 @@ def stop_processes(named: Sequence[tuple[str, Path, float]], console: Console) -
 
 
 def status(settings: Settings, console: Console) -> None:
-    """Which services run and answer."""
+    """Print which services run and answer."""
     for service in list_services(settings):
         running = is_running(service_folder(settings, service.name))
         state = "running" if running and is_ready(service) else "starting or stuck" if running else "not running"
         console.print(f"  {service.name:<18} {state}")
-    if service_folder(settings, "").is_dir():  # else nothing was ever started, and to ask would make the folders of a store
+    if service_folder(
+        settings, ""
+    ).is_dir():  # otherwise nothing was ever started, and the check would create the store's folders
         print_store_problem(settings, console)
 
 

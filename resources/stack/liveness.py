@@ -1,12 +1,12 @@
-"""Liveness of a process that serves no port: a file that it touches as long as it works.
+"""Liveness file of a process without a port, touched while the process works.
 
-A probe of Kubernetes looks at the file's age (`LIVENESS_SECONDS`), which costs no second interpreter.
+A Kubernetes probe checks the file's age (`LIVENESS_SECONDS`), which needs no second interpreter.
 """
 
 from pathlib import Path
 
 LIVENESS_SECONDS = 120
-"""Age of the file from which a process counts as hung."""
+"""Age of the file after which a process counts as hung."""
 LIVENESS_SUFFIX = ".alive"
 
 

@@ -1,8 +1,8 @@
-"""`python -m resources.stack.reset --yes`: empty the store of a laptop or a test: every row, every object, every file.
+"""Delete all data of a laptop or a test: `python -m resources.stack.reset --yes`.
 
-Only `config.yaml` stays in the state folder, and files that are not Hanzo ML's. While the stack runs, the rows and objects
-are deleted and its own files stay: events go on being numbered, so that no sensor's cursor is lost, and the engine serves
-what it has loaded.
+Only `config.yaml` and files that are not Hanzo ML's are kept in the state folder. While the stack runs, only rows and
+objects are deleted and its own files are kept: event numbers continue, so that no sensor's cursor is lost, and the engine
+serves what it has loaded.
 """
 
 import shutil
@@ -39,15 +39,15 @@ STATE = (
     "relay",
     "controller.lock",
 )
-"""What Hanzo ML keeps in its state folder beside the configuration. Nothing else is deleted: it may be a user's folder."""
+"""Files of Hanzo ML in its state folder, without the configuration. Nothing else is deleted: it may be a user's folder."""
 ROOT_URIS = (uris.DATASETS, uris.CHECKPOINTS, uris.RUNS, uris.ARTIFACTS)
 
 
 def empty_store(settings: Settings) -> int:
-    """Empty the store and leave it as a first start does. Returns how many rows there were.
+    """Reset the store to its initial state; return the number of deleted rows.
 
     Raises:
-        BadConfiguration: it is in production, or a job is running; nothing was touched.
+        BadConfiguration: it is in production mode, or a job is running; nothing was changed.
     """
     if settings.auth.verify_tokens:
         raise BadConfiguration("this store is in production mode (auth.verify_tokens is true): it is never emptied")
@@ -72,7 +72,7 @@ def empty_store(settings: Settings) -> int:
 
 
 def delete_state(settings: Settings) -> bool:
-    """Delete the files of a stack that does not run. Returns whether that was so."""
+    """Delete the files of the stack; return False if it is running."""
     if not settings.home.is_dir():
         return True
     with lock_folder(settings.home) as descriptor:
@@ -90,7 +90,7 @@ def delete_state(settings: Settings) -> bool:
 
 
 def is_port_open(port: int) -> bool:
-    """Whether an API that was started alone may be using the files."""
+    """Return whether an API that was started alone may be using the files."""
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex(("127.0.0.1", port)) == 0
@@ -98,7 +98,7 @@ def is_port_open(port: int) -> bool:
 
 def main() -> int:
     if sys.argv[1:] != ["--yes"]:
-        print("error: this deletes every experiment, run, dataset, job and model: say --yes", file=sys.stderr)
+        print("error: this deletes every experiment, run, dataset, job and model: confirm with --yes", file=sys.stderr)
         return EXIT_BAD_CONFIGURATION
     try:
         settings = Settings.load()

@@ -1,6 +1,6 @@
-"""`python -m resources.stack.run_service NAME`: become one process of the stack, as a container of it does.
+"""Run one service of the stack in a container: `python -m resources.stack.run_service NAME`.
 
-What `hanzo-ml up` starts on a laptop, with the same command and environment, in place of this process.
+This process is replaced by the service, with the same command and environment as `hanzo-ml up` uses on a laptop.
 """
 
 import os
@@ -14,7 +14,11 @@ from resources.stack.services import Service, list_services, service_environment
 
 
 def find_service(settings: Settings, name: str) -> Service:
-    """Raises BadConfiguration where the settings have no such service."""
+    """Return a service by name.
+
+    Raises:
+        BadConfiguration: the settings have no such service.
+    """
     services = {service.name: service for service in list_services(settings)}
     if name not in services:
         raise BadConfiguration(f"no service {name!r} with these settings: use one of {', '.join(services)}")
@@ -22,7 +26,7 @@ def find_service(settings: Settings, name: str) -> Service:
 
 
 def main(arguments: list[str]) -> int:
-    """Returns only where there is nothing to become."""
+    """Execute the named service; return only on an error."""
     try:
         [name] = arguments
     except ValueError:

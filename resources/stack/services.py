@@ -1,4 +1,4 @@
-"""The processes of the embedded stack: what each is started with, where it answers, what it needs running first."""
+"""Processes of the embedded stack: commands, ports and dependencies."""
 
 import os
 import sys
@@ -16,7 +16,10 @@ ALL_INTERFACES = "0.0.0.0"
 
 @dataclass(frozen=True)
 class Service:
-    """One process of the stack. `variable` is the setting that moves its port; `after` are services it needs running."""
+    """One process of the stack.
+
+    `variable` is the environment variable that sets its port; `after` are the services on which it depends.
+    """
 
     name: str
     command: tuple[str, ...]
@@ -28,11 +31,11 @@ class Service:
 
 
 def list_services(settings: Settings) -> list[Service]:
-    """What runs, in the order in which it starts."""
+    """Return the services in the order in which they start."""
     python, dagster = sys.executable, settings.dagster
     level, form = settings.logging.level, settings.logging.format
     logs = ("--log-level", level, "--log-format", form)
-    # Dagster calls its text format `colored`; its webserver has another name for the level of Dagster's own log.
+    # Dagster calls its text format `colored`; its webserver has another option for the level of Dagster's own log.
     dagster_form = ("--log-format", "json" if form == "json" else "colored")
     dagster_logs = ("--log-level", level, *dagster_form)
     web_logs = ("--dagster-log-level", level, *dagster_form)
@@ -60,7 +63,7 @@ def list_services(settings: Settings) -> list[Service]:
         ),
         Service(
             "code-server",
-            # Not `dagster code-server start`: that is a proxy, which goes on without its own server when that one dies.
+            # Not `dagster code-server start`: that is a proxy, which keeps running when its own server dies.
             (
                 python,
                 "-m",
@@ -70,7 +73,7 @@ def list_services(settings: Settings) -> list[Service]:
                 "-m",
                 "hanzo_ml_assets.definitions",
                 "-h",
-                # Its pod has an address that it does not know by name.
+                # In a pod listen on all interfaces: the host is the name of a Service, not the pod's address.
                 dagster.code_server_host if is_loopback(dagster.code_server_host) else ALL_INTERFACES,
                 "-p",
                 code_server_port,
@@ -110,8 +113,9 @@ def list_services(settings: Settings) -> list[Service]:
 
 
 def proxy_exemptions(environ: Mapping[str, str]) -> dict[str, str]:
-    """What keeps the stack's processes, and the jobs below them, from calling each other through the proxy by which the
-    machine reaches the internet: whatever stands for that (MLflow's client, gRPC, pip) still goes through it.
+    """Return variables that exempt loopback hosts from the machine's HTTP proxy.
+
+    The stack's processes and their jobs call each other directly; other clients (MLflow, gRPC, pip) still use the proxy.
     """
     given = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
     names = ",".join(dict.fromkeys([*filter(None, given.split(",")), *LOOPBACK_HOSTS]))
@@ -119,15 +123,17 @@ def proxy_exemptions(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def python_path(environ: Mapping[str, str]) -> str:
-    """PYTHONPATH with a checkout's packages first. What the caller had stays: an objective of his own may lie there, or what
-    a script imports. Installed packages need no entry: `site-packages` in it would hide modules of the standard library.
+    """Return PYTHONPATH with a checkout's packages first, then the caller's entries.
+
+    The caller's own objective or a script's imports may be there. Installed packages need no entry: with `site-packages` in
+    PYTHONPATH they would shadow modules of the standard library.
     """
     own = str(CHECKOUT) if SOURCE == CHECKOUT else None
     return os.pathsep.join(filter(None, (own, environ.get("PYTHONPATH"))))
 
 
 def service_environment(settings: Settings) -> dict[str, str]:
-    """What every process of the stack gets beside the caller's environment."""
+    """Return variables of every process of the stack, added to the caller's environment."""
     return {
         "HANZO_ML_HOME": str(settings.home),
         "DAGSTER_HOME": str(settings.dagster_home),
@@ -137,6 +143,6 @@ def service_environment(settings: Settings) -> dict[str, str]:
         "PYTHONPATH": python_path(os.environ),
         "PYTHONUTF8": "1",  # libraries read and write files in the encoding of the locale
         **proxy_exemptions(os.environ),
-        # Jobs are started below these processes and see no settings: this is how they get the object store's keys.
+        # Jobs are children of these processes and see no settings: they get the object store's keys from here.
         **settings.storage.variables,
     }

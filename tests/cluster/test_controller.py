@@ -103,7 +103,7 @@ def test_mount_that_fails_is_named_and_not_the_image(installation: Installation)
 def test_time_limit_ends_a_job_with_its_setting_named(installation: Installation) -> None:
     job = submit(installation, WAIT, schedule={"max_duration": "10s"})
     ended = installation.wait_for(job, Phase.FAILED)
-    assert ended.reason is ExitReason.TIMED_OUT and "schedule.max_duration, 10s" in ended.detail
+    assert ended.reason is ExitReason.TIMED_OUT and "schedule.max_duration (10s)" in ended.detail
     wait_until_cleared(installation, job)
 
 

@@ -152,7 +152,7 @@ def test_job_set_deleted_by_hand_is_created_again_and_says_so(house: SignedInIns
     wait_until(lambda: "second 2" in house.log_of(job.id), ENDS_WITHIN, lambda: house.describe(job.ref))
     name = house.jobs.get(job.ref).name
     house.cluster.kubectl("delete", "jobset", name, f"--namespace={house.name}", "--wait=false")
-    words = "somebody deleted the objects of the job in the cluster"
+    words = "the objects of the job were deleted from the cluster"
     wait_until(lambda: words in house.state(job.id)["detail"], ENDS_WITHIN, lambda: house.describe(job.ref))
     house.assert_completed(job)
     log = house.log_of(job.id)

@@ -150,7 +150,7 @@ def test_time_limit_adds_up_over_attempts_and_does_not_count_waiting(installatio
         wait_until(lambda: time.time() > over, 120, lambda: installation.describe(job))
         assert installation.observe(job).phase is Phase.SUSPENDED
     ended = installation.wait_for(job, Phase.FAILED)
-    assert ended.reason is ExitReason.TIMED_OUT and f"schedule.max_duration, {limit:g}s" in ended.detail
+    assert ended.reason is ExitReason.TIMED_OUT and f"schedule.max_duration ({limit:g}s)" in ended.detail
     first, second = installation.attempts.list(job)
     assert first.reason is ExitReason.PREEMPTED
     assert second.ended_at is not None and second.ended_at - second.started_at < limit * 1000, "its clock began again"

@@ -147,7 +147,7 @@ def test_one_that_waits_for_its_turn_says_so_where_people_look(plane: ControlPla
         assert materialize(job).success
         other.join()
     (seen,) = waits
-    assert (seen.status, seen.reason) == ("running", "waits for its turn: on this machine run 1 of at most 1 job")
+    assert (seen.status, seen.reason) == ("running", "waits for its turn: 1 of at most 1 job on this machine run")
     done, _ = ended(plane, job)
     assert (done.status, done.reason) == ("completed", "")
 

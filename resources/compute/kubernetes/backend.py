@@ -1,7 +1,7 @@
 """Kubernetes backend: jobs as rows that the controller turns into gangs of pods.
 
-It talks to the database and the object store alone. Only the controller calls the API server: supervisors need no
-permission there, do not load its client, and go on while it is away.
+It uses only the database and the object store. Only the controller calls the API server: supervisors need no permissions
+there, do not load its client, and keep working while it is unavailable.
 """
 
 from collections.abc import Sequence
@@ -25,17 +25,17 @@ POLL_SECONDS = 2.0
 
 
 class KubernetesCompute(Compute):
-    """Runs each job as a gang of pods.
+    """Run each job as a gang of pods.
 
     Args:
-        store: with the control plane's own keys; a job's document holds none.
+        store: object store with the control plane's own keys; a job's document contains none.
     """
 
     queues_jobs = True
 
     def __init__(self, database: Database, store: Store, scheduler: Scheduler, poll_seconds: float = POLL_SECONDS) -> None:
-        # The controller issues, renews and revokes tokens: they outlive supervisors, and pods still need them to save a
-        # checkpoint after a cancellation.
+        # The controller issues, renews and revokes tokens: they must outlive supervisors, because pods need them to save
+        # a checkpoint after a cancellation.
         super().__init__(poll_seconds)
         self._database = database
         self._jobs = ClusterJobs(database)
@@ -44,25 +44,33 @@ class KubernetesCompute(Compute):
         self._scheduler = scheduler
 
     def submit(self, job: Job) -> None:
-        """Raises BadConfiguration: the job asks for hardware that the settings do not know."""
+        """Submit the job, or attach to it.
+
+        Raises:
+            BadConfiguration: the job requests hardware that is not in the settings.
+        """
         plan_gang(job, self._scheduler)
         namespace = self._find_namespace(job)
         row = self._jobs.submit(job, namespace, base_name(job))
-        if row.phase is Phase.SUCCEEDED and self.result(job) is None:  # what it made was deleted since
+        if row.phase is Phase.SUCCEEDED and self.result(job) is None:  # its result was deleted since
             self._jobs.acknowledge_end(job)
             self._jobs.submit(job, namespace, base_name(job))
 
     def observe(self, job: JobKey) -> Observation:
-        """Raises FileNotFoundError: the job was never submitted."""
+        """Return the state of a job.
+
+        Raises:
+            FileNotFoundError: the job was never submitted.
+        """
         return self._jobs.get(job).observation
 
     def observe_submitted(self, jobs: Sequence[JobKey]) -> list[Observation | None]:
-        """One query for all."""
+        """Return the state of each job, with one query for all."""
         rows = {(row.job_id, row.program): row for row in self._jobs.list_wanted({job.id for job in jobs})}
         return [row.observation if (row := rows.get((job.id, job.program))) else None for job in jobs]
 
     def cancel(self, job: JobKey) -> None:
-        """Returns at once: the controller ends the job within its grace period."""
+        """Request cancellation; the controller ends the job within its grace period."""
         self._jobs.want_cancel(job)
 
     def acknowledge_end(self, job: JobKey) -> None:
@@ -78,12 +86,15 @@ class KubernetesCompute(Compute):
         return self._logs.size(job, self._count_attempts(job))
 
     def has_processes(self, job: JobKey) -> bool:
-        """Whether the job has not ended: one that is queued or suspended will run without anybody's help."""
+        """Return whether the job has not ended.
+
+        A queued or suspended job counts: it will run without a supervisor.
+        """
         row = self._jobs.find(job)
         return row is not None and not row.has_ended
 
     def terminate_processes(self, job: JobKey) -> None:
-        """The cluster kills what outlives its grace period by itself."""
+        """Request cancellation; the cluster kills pods that outlive their grace period."""
         self._jobs.want_cancel(job)
 
     def queued_until(self, job: JobKey) -> int:
@@ -106,6 +117,6 @@ class KubernetesCompute(Compute):
 
 
 def open_backend(settings: Settings, credentials: Credentials) -> KubernetesCompute:
-    """The backend of the cluster whose controller uses the same database."""
+    """Open the backend of the cluster whose controller uses the same database."""
     database = Database(settings.database_url, settings.database.connect_seconds)
     return KubernetesCompute(database, Store(settings.store, settings.storage.variables), settings.scheduler)

@@ -1,4 +1,4 @@
-"""Requests to the Kubernetes API, with objects as plain dictionaries, and its errors by what follows from them."""
+"""Kubernetes API client with objects as plain dictionaries and errors by consequence."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -10,18 +10,18 @@ if TYPE_CHECKING:
     from kubernetes.client import ApiClient  # type: ignore[import-untyped]
 
 Item = dict[str, Any]
-"""An object of the cluster as its JSON."""
+"""JSON of a Kubernetes object."""
 
 CONNECT_SECONDS, READ_SECONDS = 5.0, 30.0
 MAX_CONNECTIONS = 32
-"""Kept open: a watch of each kind, and requests."""
+"""Size of the connection pool: a watch of each kind, and requests."""
 CHUNK_ITEMS = 500
 """Items per page of a list."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of objects and its place in the API."""
+    """A kind of objects and its API path."""
 
     api_version: str
     name: str
@@ -68,47 +68,47 @@ KINDS = {(kind.api_version, kind.name): kind for kind in ALL_KINDS}
 
 
 def find_kind(item: Mapping[str, Any]) -> Kind:
-    """The kind of an object that is to be created."""
+    """Return the kind of an object to create."""
     return KINDS[item["apiVersion"], item["kind"]]
 
 
 class ClusterError(Exception):
-    """A request that the API server did not carry out. The message is its own, on one line."""
+    """A failed request; the message is the API server's, on one line."""
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split()))
 
 
 class ClusterUnavailable(ClusterError):
-    """It did not answer, or asks to come again later: the same request may succeed."""
+    """The server did not answer, or is overloaded: retrying may succeed."""
 
 
 class RequestDenied(ClusterError):
-    """The installation does not allow it: a permission, a quota, a namespace or a resource definition is missing."""
+    """A permission, quota, namespace or resource definition is missing."""
 
 
 class QuotaExceeded(RequestDenied):
-    """The ResourceQuota of the namespace has no room, until other objects are deleted."""
+    """The ResourceQuota of the namespace is used up until other objects are deleted."""
 
 
 class InvalidObject(ClusterError):
-    """The object itself is refused, by its schema or by an admission webhook: no repetition helps."""
+    """The schema or an admission webhook rejects the object: retrying does not help."""
 
 
 class AlreadyExists(ClusterError):
-    """There is an object of that name, or another one than a deletion is for."""
+    """An object of that name exists, or its UID differs from the one to delete."""
 
 
 class NotFound(ClusterError):
-    """There is no object of that name."""
+    """No object of that name exists."""
 
 
 class ResourceVersionExpired(ClusterError):
-    """410 Gone: a watch cannot continue from there, only from a new list."""
+    """410 Gone: the watch must restart from a new list."""
 
 
 def classify_error(status: int, body: str) -> ClusterError:
-    """The error of a response; `body` is a `Status` object, or whatever a proxy in between says."""
+    """Return the error of a response; `body` is a `Status` object or a proxy's text."""
     try:
         document = json.loads(body)
         message = str(document.get("message") or body)
@@ -124,54 +124,66 @@ def classify_error(status: int, body: str) -> ClusterError:
             return ResourceVersionExpired(message)
         case 400 | 422:
             return InvalidObject(message)
-        case 403 if "denied the request" in message:  # an admission webhook or policy, unless it says another status
+        case 403 if "denied the request" in message:  # an admission webhook or policy, unless it sets another status
             return InvalidObject(message)
         case 403 if "exceeded quota" in message:
             return QuotaExceeded(message)
         case 403:
             return RequestDenied(message)
-    return ClusterUnavailable(message)  # 401 too: a service account's token is replaced while we run
+    return ClusterUnavailable(message)  # 401 too: a service account's token is rotated while we run
 
 
 class Cluster:
-    """One API server. Opened by `open_cluster`; `api` takes care of addresses, certificates and tokens."""
+    """An API server, opened by `open_cluster`.
+
+    `api` handles addresses, certificates and tokens.
+    """
 
     def __init__(self, api: "ApiClient") -> None:
         self._api = api
 
     @property
     def address(self) -> str:
-        """Of the API server."""
+        """Address of the API server."""
         return str(self._api.configuration.host)
 
     def create(self, item: Mapping[str, Any], *, dry_run: bool = False) -> Item:
-        """Create an object. Raises AlreadyExists, InvalidObject, RequestDenied or ClusterUnavailable.
+        """Create an object.
 
-        With `dry_run` the API server and its webhooks only say whether they would accept it.
+        With `dry_run` the API server and its webhooks only validate it.
+
+        Raises:
+            AlreadyExists, InvalidObject, RequestDenied, ClusterUnavailable
         """
         kind = find_kind(item)
         query = {"dryRun": "All"} if dry_run else {}
         try:
             return self._request("POST", kind.path(item["metadata"].get("namespace")), query=query, body=item)
-        except NotFound as problem:  # of the namespace, or of the kind
+        except NotFound as problem:  # the namespace or the kind is missing
             raise RequestDenied(str(problem)) from None
 
     def apply(self, kind: Kind, item: Mapping[str, Any]) -> Item:
-        """Create an object, or change what is ours of it (server-side apply, idempotent). Raises as `create` does."""
+        """Create an object, or update our fields (server-side apply, idempotent).
+
+        Raises like `create`.
+        """
         metadata = item["metadata"]
         path = kind.path(metadata.get("namespace"), metadata["name"])
         try:
             return self._request(
                 "PATCH", path, query={"fieldManager": FIELD_MANAGER, "force": "true"}, body=item, content_type=APPLY
             )
-        except NotFound as problem:  # of the namespace, or of the kind
+        except NotFound as problem:  # the namespace or the kind is missing
             raise RequestDenied(str(problem)) from None
 
     def read(self, kind: Kind, namespace: str | None, name: str) -> Item:
         return self._request("GET", kind.path(namespace, name))
 
     def list(self, kind: Kind, namespace: str | None = None, **selectors: str) -> tuple[list[Item], str]:
-        """All objects of a kind and the resource version to watch from. `selectors`: labelSelector, fieldSelector."""
+        """Return all objects of a kind and the resource version to watch from.
+
+        `selectors` may be labelSelector and fieldSelector.
+        """
         items: list[Item] = []
         page: Mapping[str, Any] = {"limit": CHUNK_ITEMS}
         while True:
@@ -184,11 +196,13 @@ class Cluster:
     def watch(
         self, kind: Kind, resource_version: str, seconds: int, silence_seconds: float, **selectors: str
     ) -> Iterator[tuple[str, Item]]:
-        """Changes since a resource version, as (type, object), until the server ends the stream after `seconds`.
+        """Yield changes since a resource version as (type, object).
+
+        The server ends the stream after `seconds`.
 
         Raises:
             ResourceVersionExpired: list again.
-            ClusterUnavailable: the connection broke, or nothing came for `silence_seconds`.
+            ClusterUnavailable: the connection broke, or nothing was received for `silence_seconds`.
         """
         query = {
             **selectors,
@@ -211,9 +225,9 @@ class Cluster:
     def delete(
         self, kind: Kind, namespace: str | None, name: str, *, uid: str | None = None, grace_seconds: int | None = None
     ) -> None:
-        """Delete an object, if it exists; what it owns follows in the background.
+        """Delete an object if it exists; its dependents follow in the background.
 
-        With `uid` another object of that name stays: a request that was delayed must not delete its successor.
+        With `uid` only that object is deleted: a delayed request must not delete its successor of the same name.
         """
         body: Item = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
         if grace_seconds is not None:
@@ -224,16 +238,16 @@ class Cluster:
             self._request("DELETE", kind.path(namespace, name), body=body)
 
     def fail_pod(self, namespace: str, name: str, uid: str) -> None:
-        """Give a pod that exists the phase Failed, as Kubernetes' own collector does where a kubelet never will.
+        """Set the phase of an existing pod to Failed, in place of its lost kubelet.
 
-        Only then its Job replaces it, and lets go of its finalizer.
+        Kubernetes' own pod garbage collector does the same. Only then does the Job replace the pod and remove its finalizer.
         """
         body = {"metadata": {"uid": uid}, "status": {"phase": "Failed"}}
         with suppress(NotFound, AlreadyExists):  # another pod of that name is left alone
             self._request("PATCH", f"{POD.path(namespace, name)}/status", body=body)
 
     def request(self, method: str, path: str, body: Any = None) -> Item:
-        """A request about no object, such as for the version of the API server."""
+        """Send a request that concerns no object, such as for the server's version."""
         return self._request(method, path, body=body)
 
     def _request(
@@ -278,7 +292,7 @@ CONTENT_TYPES = {"PATCH": "application/merge-patch+json"}
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
-    """Turn errors of the client, and of its connection, into ours."""
+    """Translate errors of the client and its connection into `ClusterError`."""
     from kubernetes.client import ApiException
     from urllib3.exceptions import HTTPError
 
@@ -291,7 +305,11 @@ def translate_errors() -> Iterator[None]:
 
 
 def read_version(listing: Item) -> str:
-    """Where to watch from. Raises ClusterUnavailable: a server that is just starting, or a proxy, left it out."""
+    """Return the resource version of a list, to watch from.
+
+    Raises:
+        ClusterUnavailable: it is missing, as from a server that is starting, or a proxy.
+    """
     version = listing["metadata"].get("resourceVersion")
     if not version:
         raise ClusterUnavailable("a list came without a resource version")
@@ -303,7 +321,7 @@ def as_text(body: Any) -> str:
 
 
 def read_lines(response: Any) -> Iterator[bytes]:
-    """Lines of a streamed response as they arrive. A last line that was cut off is left out."""
+    """Yield lines of a streamed response as they arrive, without a truncated last line."""
     rest = b""
     for chunk in response.stream(amt=None, decode_content=True):
         *lines, rest = (rest + chunk).split(b"\n")
@@ -311,12 +329,12 @@ def read_lines(response: Any) -> Iterator[bytes]:
 
 
 def open_cluster(kubeconfig: str | None = None) -> Cluster:
-    """The cluster of a kubeconfig file, or the one that this process runs in as a pod.
+    """Open the cluster of a kubeconfig file, or the one in which this pod runs.
 
     Raises:
-        ClusterError: there is no such file, and this is no pod; the message says what to set.
+        ClusterError: there is no such file and this process is no pod; the message says what to set.
     """
-    # Takes a second, which only the controller pays.
+    # Imported lazily: it takes a second, and only the controller needs it.
     from kubernetes import client, config  # type: ignore[import-untyped]
 
     configuration = client.Configuration()
@@ -330,5 +348,5 @@ def open_cluster(kubeconfig: str | None = None) -> Cluster:
         words = str(problem).rstrip(".")
         raise ClusterError(f"{given}{words}: run as a pod, or set scheduler.kubeconfig to a file") from None
     configuration.connection_pool_maxsize = MAX_CONNECTIONS
-    configuration.retries = False  # the controller repeats what failed, at its own pace
+    configuration.retries = False  # the controller has its own retry policy
     return Cluster(client.ApiClient(configuration))

@@ -1,4 +1,7 @@
-"""Pods that somebody deleted while they waited to start: the gang fails, or starts again, and nothing else says why."""
+"""Detect pods that were deleted while they waited to start.
+
+Their gang fails or restarts, and no other object records the cause.
+"""
 
 from collections.abc import Sequence
 
@@ -6,10 +9,12 @@ from resources.compute.kubernetes.states import GangState, PodState
 
 
 def find_deleted_pod(gang: GangState | None, pods: Sequence[PodState]) -> PodState | None:
-    """The pod whose deletion ended the last start of a gang before any of its programs ran; None where that was not so.
+    """Find the pod whose deletion ended the last start of a gang.
+
+    None if a program of that start had run, or no pod was deleted.
 
     Args:
-        pods: of the gang's generation, those that were deleted before those that exist.
+        pods: pods of the gang's generation: first the deleted ones, then the existing ones.
     """
     if gang is None:
         return None
@@ -25,7 +30,7 @@ def find_deleted_pod(gang: GangState | None, pods: Sequence[PodState]) -> PodSta
 
 
 def describe_deletion(pod: PodState | None) -> str:
-    """That a pod was deleted, and why, where the cluster says so."""
+    """Describe the deletion of a pod, with its cause if the cluster reports one."""
     if pod is None:
         return ""
     why = f" ({pod.eviction_message or pod.eviction})" if pod.eviction else ""

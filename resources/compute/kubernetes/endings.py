@@ -11,21 +11,22 @@ from resources.metadata.cluster_jobs import CANCEL
 from resources.metadata.job_attempts import REPLACEABLE_REASONS, VAGUE_REASONS, Attempt
 
 UNSEEN_MS = 90_000
-"""A pod that is still unknown so long after its attempt began has been deleted: a mirror lags 40 s at most."""
+"""Time after which a pod that is still unknown counts as deleted: a mirror lags at most 40 s."""
 MAX_ADMISSION_DIFFERENCE_MS = 5_000
-"""Between the API server and the database. An attempt begins a second or more after its gang was admitted."""
+"""Clock difference between API server and database. An attempt begins at least a second after its gang's admission."""
 MAX_CLOCK_DIFFERENCE_MS = 15_000
-"""Between nodes and the database: what a node dates so much later than the end of an attempt may have come before it."""
+"""Clock difference between nodes and database: an event that a node dates up to this much later than the end of an attempt
+may have preceded it."""
 EVICTED_MESSAGE = "its nodes were needed for another job"
 SEEN_BY_CLUSTER = frozenset({ExitReason.OOM_KILLED, ExitReason.STORAGE_FULL, ExitReason.NODE_LOST})
-"""What ends an attempt at once: the launchers that survive know less about it."""
+"""Reasons that end an attempt at once: the surviving launchers know less about the cause."""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How an attempt ended, and when, in milliseconds; 0 where nobody knows.
+    """How an attempt ended, and when, in milliseconds; 0 if unknown.
 
-    `attempt` is None where its first pod, `unclaimed`, ended before it claimed a number.
+    `attempt` is None if its first pod, `unclaimed`, ended before it claimed an attempt number.
     """
 
     attempt: int | None
@@ -36,12 +37,12 @@ class Ending:
 
 
 def find_endings(snapshot: Snapshot) -> list[Ending]:
-    """Endings to record, oldest first. None where the launchers reported all."""
+    """Return the endings to record, oldest first; empty if the launchers reported all."""
     return [*end_claimed(snapshot), *end_unclaimed(snapshot)]
 
 
 def all_pods(snapshot: Snapshot) -> list[PodState]:
-    """Those that exist and those that were deleted."""
+    """Return existing and deleted pods."""
     existing = {pod.uid for pod in snapshot.pods}
     return [*snapshot.pods, *(pod for pod in snapshot.deleted_pods if pod.uid not in existing)]
 
@@ -62,7 +63,7 @@ def end_claimed(snapshot: Snapshot) -> Iterator[Ending]:
                 continue  # the other pods still work
             found = seen or explain_absence(first, snapshot)
             if found.reason is ExitReason.KILLED and snapshot.gang is not None:
-                # It did not save in time, which is no fault of its own.
+                # Killed because it did not save in time, which is not the program's fault.
                 if snapshot.gang.suspended:
                     found = explain_absence(first, snapshot)
                 elif was_evicted_during(attempt, snapshot):
@@ -71,7 +72,7 @@ def end_claimed(snapshot: Snapshot) -> Iterator[Ending]:
 
 
 def was_evicted_during(attempt: Attempt, snapshot: Snapshot) -> bool:
-    """Whether Kueue took the nodes of an attempt away, and has admitted its gang again since, on other nodes."""
+    """Return whether Kueue evicted an attempt and has readmitted its gang since."""
     workload = snapshot.workload
     if workload is None or workload.admitted_at is None:
         return False
@@ -80,10 +81,10 @@ def was_evicted_during(attempt: Attempt, snapshot: Snapshot) -> bool:
 
 
 def replaces(seen: Exit, attempt: Attempt) -> bool:
-    """Whether the cluster's reason replaces the one that the launchers reported.
+    """Return whether the cluster's reason replaces the one that the launchers reported.
 
-    A pod that outgrew its disk gets a SIGTERM, so its launcher reports a preemption. Counted as one, it would be started and
-    evicted again without end.
+    A pod that exceeds its disk limit gets a SIGTERM, so its launcher reports a preemption. Counted as a preemption, it would
+    be restarted and evicted endlessly.
     """
     if attempt.reason is ExitReason.PREEMPTED:
         return seen.outgrew_disk
@@ -91,19 +92,22 @@ def replaces(seen: Exit, attempt: Attempt) -> bool:
 
 
 def is_cause(seen: Exit, attempt: Attempt) -> bool:
-    """Whether it happened before the attempt ended: a pod that hangs is killed after its grace period, because it did."""
+    """Return whether the exit preceded the end of the attempt.
+
+    A later one is a consequence: a hanging pod is killed after its grace period.
+    """
     return attempt.ended_at is None or seen.at <= attempt.ended_at + MAX_CLOCK_DIFFERENCE_MS
 
 
 def is_over(first: PodState | None, attempt: Attempt, snapshot: Snapshot) -> bool:
-    """Whether the first pod of an attempt will not run any more."""
+    """Return whether the first pod of an attempt will not run any more."""
     if first is None:
         return snapshot.now - attempt.started_at > UNSEEN_MS
     return first.has_ended or all(pod.uid != first.uid for pod in snapshot.pods)
 
 
 def explain_absence(first: PodState | None, snapshot: Snapshot) -> Exit:
-    """Of an attempt whose pods say nothing: why they are gone."""
+    """Explain why the pods of an attempt are gone if they reported nothing."""
     job, gang, workload = snapshot.job, snapshot.gang, snapshot.workload
     if job.wanted == CANCEL:
         return Exit(ExitReason.CANCELLED, "cancelled")
@@ -114,18 +118,18 @@ def explain_absence(first: PodState | None, snapshot: Snapshot) -> Exit:
     if gang.suspended:
         return Exit(ExitReason.PREEMPTED, (workload.evicted if workload else "") or EVICTED_MESSAGE)
     if first is None:
-        return Exit(ExitReason.UNKNOWN, "its pods are gone, and nothing is left that says why")
+        return Exit(ExitReason.UNKNOWN, "its pods are gone and left no exit reason")
     return Exit(ExitReason.KILLED, f"pod {first.name} was deleted")
 
 
 def end_unclaimed(snapshot: Snapshot) -> Iterator[Ending]:
-    """First pods whose container ended before the launcher could claim an attempt: they count too."""
+    """Yield endings of first pods whose container ended before claiming an attempt."""
     claimed = {attempt.claimed_by for attempt in snapshot.attempts}
     pods = all_pods(snapshot)
     for pod in sorted(pods, key=lambda each: each.created_at):
         mine = pod.generation == snapshot.job.generation and pod.created_at >= snapshot.job.created_at - 1000
         if any(later.uid in claimed and later.created_at > pod.created_at for later in pods):
-            continue  # a number for this one would fence off the attempt of the later one
+            continue  # an attempt number for this pod would fence off the attempt of the later one
         if not mine or pod.rank != 0 or pod.uid in claimed or pod.exit_code in (None, 0):
             continue
         if seen := explain_pod(pod, snapshot.lost_nodes):

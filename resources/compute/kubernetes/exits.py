@@ -1,6 +1,6 @@
-"""Why an attempt ended where its launcher could not say: from the states of its pods, as a pure function.
+"""Derive from pod states why an attempt ended if its launcher could not report it.
 
-A launcher that is killed with its pod, or whose node is gone, reports nothing; the pod's status often does.
+A launcher that is killed with its pod, or whose node is lost, reports nothing; the pod's status often does. Pure functions.
 """
 
 from collections.abc import Collection, Sequence
@@ -13,35 +13,35 @@ from recipes.contracts.job import EXIT_PREEMPTED, EXIT_RESTART
 from resources.compute.kubernetes.states import EVICTED, PodState
 
 LOST_NODE_EVICTIONS = frozenset({"DeletionByTaintManager", "DeletionByPodGC"})
-"""Reasons of DisruptionTarget for pods of a node that is gone, or does not answer."""
+"""DisruptionTarget reasons of pods whose node is gone or unreachable."""
 DISK_WORDS = ("ephemeral", "emptydir", "storage", "disk", "inodes")
-"""In the kubelet's messages about evictions for disk space."""
+"""Words in the kubelet's messages about evictions for disk space."""
 LIMIT_WORD = "exceed"
-"""In those for a volume or a pod that outgrew its own limit; a full node is "low on resource"."""
+"""Word in its messages about a volume or pod that exceeded its own limit; a full node is "low on resource"."""
 START_ERRORS = frozenset({"StartError", "ContainerCannotRun"})
 MESSAGE_LINES = 5
-"""Of a program's last output, which is its termination message."""
+"""Lines kept of a program's last output, which is its termination message."""
 
 
 @dataclass(frozen=True)
 class Exit:
-    """How a pod, or the attempt that it belongs to, ended. `at` is in milliseconds, 0 where nobody knows."""
+    """How a pod or its attempt ended; `at` is in milliseconds, 0 if unknown."""
 
     reason: ExitReason
     message: str
     at: int = 0
     code: int | None = None
     outgrew_disk: bool = False
-    """Evicted by the kubelet because it wrote more than its own limit, and not because the node is full."""
+    """Evicted by the kubelet because it exceeded its own limit, not because the node is full."""
 
     @property
     def is_root_cause(self) -> bool:
-        """Whether it happened to this pod: the others of a gang end by themselves because of it."""
+        """Whether this pod caused the end of its gang, rather than ending because of another."""
         return self.reason is not ExitReason.COMPLETED and self.code not in (EXIT_PREEMPTED, EXIT_RESTART)
 
 
 def explain_pod(pod: PodState, lost_nodes: Collection[str]) -> Exit | None:
-    """Why the program of a pod ended, as far as the pod's status says; None while it may still run."""
+    """Explain why a pod's program ended, from its status; None while it may run."""
     who = f"pod {pod.name} on node {pod.node}" if pod.node else f"pod {pod.name}"
     if pod.exit_reason == "OOMKilled":
         limit = f", its limit is {pod.memory_limit}" if pod.memory_limit else ""
@@ -79,7 +79,10 @@ def explain_code(pod: PodState, who: str) -> Exit:
 
 
 def read_termination_message(pod: PodState) -> ExitDocument | None:
-    """What the launcher wrote for the kubelet; None where it was killed, or the message is the end of the log."""
+    """Parse the launcher's termination message.
+
+    None if the launcher was killed, or the message is the end of the log.
+    """
     try:
         return ExitDocument.model_validate_json(pod.message)
     except ValidationError:
@@ -87,7 +90,10 @@ def read_termination_message(pod: PodState) -> ExitDocument | None:
 
 
 def eviction_reason(message: str) -> ExitReason:
-    """Of the kubelet's words for an eviction: for the node's memory, or for disk space, the pod's own or the node's."""
+    """Return the exit reason of a kubelet's eviction message.
+
+    Evictions are for memory of the node, or for disk space of the pod or the node.
+    """
     words = message.lower()
     if any(word in words for word in DISK_WORDS):
         return ExitReason.STORAGE_FULL
@@ -95,7 +101,7 @@ def eviction_reason(message: str) -> ExitReason:
 
 
 def explain_gang(pods: Sequence[PodState], lost_nodes: Collection[str]) -> Exit | None:
-    """Why a gang ended: what happened first to one of its pods, before the others ended because of it."""
+    """Explain why a gang ended: by the earliest root cause among its pods."""
     exits = [found for pod in pods if (found := explain_pod(pod, lost_nodes))]
     causes = [found for found in exits if found.is_root_cause] or [
         found for found in exits if found.reason is not ExitReason.COMPLETED
@@ -106,7 +112,10 @@ def explain_gang(pods: Sequence[PodState], lost_nodes: Collection[str]) -> Exit 
 
 
 def pods_started_with(first: PodState, pods: Sequence[PodState]) -> list[PodState]:
-    """The pods of the attempt that `first`, its pod of rank 0, belongs to: those created until the next of rank 0 was."""
+    """Return the pods of the attempt whose rank 0 pod is `first`.
+
+    They are those created before the next pod of rank 0.
+    """
     following = [pod.created_at for pod in pods if pod.rank == 0 and pod.created_at > first.created_at]
     end = min(following, default=float("inf"))
     mine = [pod for pod in pods if pod.generation == first.generation and first.created_at <= pod.created_at < end]

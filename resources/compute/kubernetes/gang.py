@@ -1,4 +1,4 @@
-"""Gang: how many pods of what shape run a job, and their names."""
+"""Gang: number, shape and names of the pods that run a job."""
 
 import hashlib
 import math
@@ -13,28 +13,29 @@ from recipes.contracts.quantities import parse_duration
 from resources.compute.base import JobKey
 from resources.settings.scheduler import Scheduler
 
-# Names and labels of a job's objects: the same at every look, so that a supervisor that comes back finds its job again.
+# Names and labels of a job's objects are deterministic, so that a restarted supervisor finds its job again.
 
 JOB_APP = "hanzo-ml-job"
 """Value of the label `app` on every pod that runs a job; the NetworkPolicy in deploy/kubernetes selects by it."""
 
 DOMAIN = "ml.hanzo.ai"
 MAX_NAME_CHARACTERS = 41
-"""Of the name without its generation. JobSet appends up to 18 characters for a pod (`-node-0-9999-abcde`), the generation 4
-(`-g99`), and a host name has at most 63."""
+"""Limit for the name without its generation. JobSet appends up to 18 characters for a pod (`-node-0-9999-abcde`), the
+generation 4 (`-g99`), and a host name has at most 63."""
 
 
 def object_name(job: JobKey, generation: int = 1) -> str:
-    """Name of a job's objects: a DNS-1123 label that starts with a letter, unique per program, job id and generation.
+    """Return the name of a job's objects, unique per program, job id and generation.
 
-    Ids that the product makes stay readable; anything else (capitals, underscores, long names: a run id may be up to 256
-    characters, row F9) becomes a short form and a hash. The first generation has no suffix: a job rarely has another.
+    It is a DNS-1123 label that starts with a letter. Generated ids stay readable; others (capitals, underscores, or long
+    names: a run id may have 256 characters) become a short form and a hash. The first generation has no suffix: a job rarely
+    has another.
     """
     return base_name(job) if generation == 1 else f"{base_name(job)}-g{generation}"
 
 
 def base_name(job: JobKey) -> str:
-    """The name that all generations of a job share."""
+    """Return the name that all generations of a job share."""
     program = job.program.replace("_", "-")
     if re.fullmatch(r"[0-9a-f]{32}", job.id) and len(whole := f"{program}-{job.id}") <= MAX_NAME_CHARACTERS:
         return whole
@@ -47,16 +48,16 @@ PROGRAM_LABEL, JOB_LABEL = f"{DOMAIN}/program", f"{DOMAIN}/job"
 JOB_ID_ANNOTATION, DIGEST_ANNOTATION = f"{DOMAIN}/job-id", f"{DOMAIN}/work-digest"
 GENERATION_ANNOTATION = f"{DOMAIN}/generation"
 KEEP_ANNOTATION = f"{DOMAIN}/keep-failed"
-"""On objects of a job whose pods stay for a time after it has failed."""
+"""Annotation of a job whose pods are kept for a time after it failed."""
 
 
 def labels(job: JobKey) -> dict[str, str]:
-    """Labels of every object of a job, in all its generations."""
+    """Return the labels of every object of a job, in all generations."""
     return {"app": JOB_APP, PROGRAM_LABEL: job.program.value, JOB_LABEL: base_name(job)}
 
 
 def annotations(job: Job, generation: int = 1) -> dict[str, str]:
-    """The unchanged id, and what identifies equal work under the same name: digest and generation."""
+    """Return annotations with the unchanged id, the work digest and the generation."""
     return {
         JOB_ID_ANNOTATION: job.id,
         DIGEST_ANNOTATION: job.work_digest,
@@ -67,19 +68,18 @@ def annotations(job: Job, generation: int = 1) -> dict[str, str]:
 
 DEFAULT_API = "http://ml.hanzo.svc:8057"
 
-# What a job is on a cluster: how many pods of what shape, and the job document as those pods read it.
-
 WORK = "/work"
-"""The scratch volume of a pod: the only place, besides /tmp, that a program can write to."""
+"""Scratch volume of a pod: with /tmp the only place that a program can write to."""
 
 
 @dataclass(frozen=True)
 class Gang:
-    """Pods that start, restart and end together. `processes` is torchrun's number per pod; none: the program itself.
+    """Pods that start, restart and end together, and the job document that they read.
 
-    Pods of a program that shares its work through the store (`Job.pods`) need no other to run, and may restart alone.
-    `generation` grows when the job is created again with another number of nodes; `max_seconds` is what is left then.
-    The pods of one that `is_isolated` reach no other job's.
+    `processes` is torchrun's process count per pod; None runs the program itself. Pods of a program that shares its work
+    through the store (`Job.pods`) do not need each other and may restart alone. `generation` grows when the job is recreated
+    with another number of nodes; `max_seconds` is then the remaining time. Pods of a gang that `is_isolated` cannot reach
+    those of other jobs.
     """
 
     name: str
@@ -108,24 +108,24 @@ class Gang:
 
     @property
     def shares(self) -> bool:
-        """Whether its pods need only the store to find each other."""
+        """Whether the pods cooperate only through the store."""
         return self.processes is None and self.nodes > 1
 
     @property
     def minimum_pods(self) -> int:
-        """How many of its pods must start together."""
+        """Number of pods that must start together."""
         return 1 if self.shares else self.nodes
 
 
 def plan_gang(
     job: Job, scheduler: Scheduler, generation: int = 1, used_seconds: float = 0, namespace: str | None = None
 ) -> Gang:
-    """The gang that runs a job, in `scheduler.namespace` unless another one is given.
+    """Plan the gang that runs a job, by default in `scheduler.namespace`.
 
-    `used_seconds` of its `max_duration` went to earlier generations.
+    Earlier generations used `used_seconds` of its `max_duration`.
 
     Raises:
-        BadConfiguration: the job asks for hardware that the settings do not know.
+        BadConfiguration: the job requests hardware that is not in the settings.
     """
     hardware, distributed = job.hardware, job.distributed
     if hardware.gpu_type is not None and hardware.gpu_type not in scheduler.gpu_types:
@@ -133,7 +133,7 @@ def plan_gang(
         raise BadConfiguration(
             f"unknown gpu_type '{hardware.gpu_type}': use one of {known}, or add it to scheduler.gpu_types"
         )
-    # Over gloo, gpus_per_node counts processes; the GPUs, if any, are what `hardware` says.
+    # With gloo, gpus_per_node counts processes; the GPUs, if any, are given by `hardware`.
     on_gpus = distributed is not None and distributed.backend == "nccl"
     gpus = distributed.gpus_per_node if distributed and on_gpus else hardware.gpus
     gpu_label = {scheduler.gpu_type_label: hardware.gpu_type} if hardware.gpu_type and gpus else {}
@@ -166,10 +166,10 @@ def plan_gang(
 
 
 def merge_volumes(common: tuple[VolumeClaim, ...], own: tuple[VolumeClaim, ...]) -> tuple[VolumeClaim, ...]:
-    """The claims of every job, then the job's own.
+    """Return the volume claims of every job, then the job's own.
 
     Raises:
-        BadConfiguration: both mount one at the same path.
+        BadConfiguration: both mount a volume at the same path.
     """
     paths = {volume.path for volume in common}
     if twice := next((volume for volume in own if volume.path in paths), None):
@@ -178,26 +178,27 @@ def merge_volumes(common: tuple[VolumeClaim, ...], own: tuple[VolumeClaim, ...])
 
 
 def choose_rdma_resource(distributed: Distributed, scheduler: Scheduler) -> str | None:
-    """The resource that gives each pod of a gang its network card. A single node talks to nobody.
+    """Return the RDMA resource of each pod; None for a single node.
 
-    `auto` takes it where the cluster has it; without it a pod sees no such device, and NCCL goes over TCP.
+    `auto` uses it if the settings name one; without it a pod sees no RDMA device, and NCCL uses TCP.
 
     Raises:
-        BadConfiguration: it is `enabled`, and the settings know none: NCCL would find no network at all.
+        BadConfiguration: RDMA is `enabled` and the settings name no resource: NCCL would find no network.
     """
     if distributed.num_nodes == 1 or distributed.rdma == "disabled":
         return None
     if distributed.rdma == "enabled" and scheduler.rdma_resource is None:
         raise BadConfiguration(
-            "distributed.rdma is enabled, and no resource is known that gives a pod such a device: set "
-            "scheduler.rdma_resource to the name that the cluster's plugin has for it, or distributed.rdma to auto"
+            "distributed.rdma is enabled, but scheduler.rdma_resource is not set: set it to the resource name of the "
+            "cluster's RDMA device plugin, or set distributed.rdma to auto"
         )
     return scheduler.rdma_resource
 
 
 def job_image(job: Job) -> str | None:
-    """The image that a command, or a recipe, asks for. It must hold Hanzo ML's programs, as `scheduler.default_image` does
-    (rows G4, G8).
+    """Return the image that a command or recipe requests.
+
+    It must contain Hanzo ML's programs, as `scheduler.default_image` does.
     """
     if job.program is Program.COMMAND:
         return Script.model_validate(job.parameters["script"]).image
@@ -207,15 +208,15 @@ def job_image(job: Job) -> str | None:
 
 
 def api_address(job: Job, scheduler: Scheduler) -> str:
-    """Base address of the API for the job's pods: the specification's Service, unless the settings name another."""
+    """Return the API's base address for pods, by default the specification's Service."""
     uri = scheduler.tracking_uri or (job.tracking.uri if job.tracking else DEFAULT_API)
     return uri.rstrip("/")
 
 
 def in_pod(job: Job, scheduler: Scheduler) -> Job:
-    """The same work with a pod's folders and addresses; its `work_digest` does not change.
+    """Return the job with a pod's folders and addresses, and an unchanged `work_digest`.
 
-    Objects are reached through the API, by signed addresses: a pod holds no keys of the object store.
+    Objects are accessed through the API, by signed URLs: a pod has no keys of the object store.
     """
     api = api_address(job, scheduler)
     objects = f"api+{api}/v1/jobs/{quote(job.id, safe='')}/programs/{job.program}/objects"

@@ -1,6 +1,6 @@
-"""When a job that waits goes on as another generation: with fewer nodes, or with a Workload that Kueue queues again.
+"""Decide when to recreate a waiting job as a new generation.
 
-It waits in the queue, or with pods that no node has room for.
+It gets fewer nodes, or a new Workload that Kueue queues again. A job waits in the queue, or with unschedulable pods.
 """
 
 import math
@@ -11,13 +11,13 @@ from recipes.contracts.quantities import parse_duration
 from resources.compute.kubernetes.phases import Snapshot, find_admission
 
 STUCK_MS = 120_000
-"""A Workload that was evicted so long ago and still holds its quota is never queued again (kueue #14811)."""
+"""A Workload that still holds its quota this long after its eviction is never queued again (kueue #14811)."""
 MISSING_GPUS = re.compile(r"quota for nvidia\.com/gpu in flavor \S+, (\d+) more needed")
-"""In Kueue's words for a Workload that waits."""
+"""Part of Kueue's message for a waiting Workload."""
 
 
 def is_stuck(snapshot: Snapshot) -> bool:
-    """Whether Kueue has stopped the gang, and neither gives its quota back nor starts it."""
+    """Return whether Kueue stopped the gang but neither frees its quota nor starts it."""
     gang, workload = snapshot.gang, snapshot.workload
     if gang is None or workload is None or not gang.suspended or snapshot.pods:
         return False
@@ -25,17 +25,17 @@ def is_stuck(snapshot: Snapshot) -> bool:
 
 
 def has_waited(snapshot: Snapshot, wait_seconds: float) -> bool:
-    """Whether the gang has waited so long in the queue, since its submission or its last preemption."""
+    """Return whether the gang has queued this long since submission or preemption."""
     gang, workload = snapshot.gang, snapshot.workload
     waits = gang is not None and gang.suspended and workload is not None and not workload.holds_quota
     return waits and workload is not None and snapshot.now - workload.queued_at >= wait_seconds * 1000
 
 
 def count_unplaced_pods(snapshot: Snapshot, wait_seconds: float) -> int:
-    """Pods of an admitted gang that no node has had room for so long, since a node was lost for example.
+    """Count pods of an admitted gang that were unschedulable for `wait_seconds`.
 
-    The quota knows nothing of nodes that are away. The wait counts over restarts of the gang, whose pods that have a node
-    give up in the end: since all nodes were there last, or since the admission.
+    For example after a node was lost, which the quota does not account for. The wait is measured from when all nodes last
+    ran, or from the admission, and continues over restarts of the gang: its scheduled pods give up eventually.
     """
     gang = snapshot.gang
     if gang is None or gang.suspended or any(pod.deleting for pod in snapshot.pods):
@@ -50,7 +50,10 @@ def count_unplaced_pods(snapshot: Snapshot, wait_seconds: float) -> int:
 
 
 def count_missing_nodes(job: Job, waits_for: str) -> int:
-    """Nodes of the job that have no room now, by Kueue's words; one where it does not say how many GPUs are missing."""
+    """Return how many nodes lack capacity according to Kueue's message.
+
+    One if the message does not say how many GPUs are missing.
+    """
     assert job.distributed is not None
     gpus = job.distributed.gpus_per_node if job.distributed.backend == "nccl" else job.hardware.gpus
     missing = MISSING_GPUS.search(waits_for)
@@ -58,7 +61,7 @@ def count_missing_nodes(job: Job, waits_for: str) -> int:
 
 
 def shrink(job: Job, missing_nodes: int) -> Job | None:
-    """The job without the nodes that are missing; None where that is fewer than it accepts."""
+    """Return the job without the missing nodes; None if fewer than it accepts remain."""
     shape = job.distributed
     if shape is None or shape.elastic is None:
         return None
@@ -70,7 +73,7 @@ def shrink(job: Job, missing_nodes: int) -> Job | None:
 
 
 def next_generation(snapshot: Snapshot, job: Job) -> Job | None:
-    """The document of the next generation; None where the present one stays."""
+    """Return the job of the next generation; None if the present one stays."""
     if is_stuck(snapshot):
         return job
     elastic, workload = job.distributed and job.distributed.elastic, snapshot.workload

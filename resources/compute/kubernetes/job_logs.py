@@ -1,7 +1,7 @@
-"""Log of a job on a cluster: the segments that the launchers of its first node uploaded, as one text over all attempts.
+"""Read a cluster job's log: uploaded segments of all attempts as one text.
 
-Segments never change and are numbered from 0 without gaps (`recipes.launch.log_segments`), so offsets are stable, and a
-look for more of a long log asks for one number instead of a listing.
+The launchers of the first node upload them. Segments never change and are numbered from 0 without gaps
+(`recipes.launch.log_segments`), so offsets are stable, and polling a long log checks one number instead of a listing.
 """
 
 import threading
@@ -15,7 +15,10 @@ from resources.compute.base import JobKey
 
 @dataclass
 class AttemptLog:
-    """Segments of one attempt, as far as they were found. `is_complete`: a later attempt exists, so none is added."""
+    """Known log segments of one attempt.
+
+    `is_complete`: a later attempt exists, so none is added.
+    """
 
     folder: str
     segments: list[ObjectEntry] = field(default_factory=list)
@@ -27,7 +30,7 @@ class AttemptLog:
 
 
 class JobLogs:
-    """Reads logs. What is cached are sizes of segments: another process finds the same."""
+    """Log reader with a cache of segment sizes, which are the same in every process."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -35,11 +38,11 @@ class JobLogs:
         self._lock = threading.Lock()  # the API's threads share it
 
     def size(self, job: JobKey, attempts: int) -> int:
-        """Bytes of the log of the first `attempts` attempts."""
+        """Return the log size in bytes of the first `attempts` attempts."""
         return sum(log.size for log in self._list(job, attempts))
 
     def read(self, job: JobKey, attempts: int, offset: int, max_bytes: int | None = None) -> bytes:
-        """Bytes from `offset` on, at most `max_bytes`."""
+        """Read at most `max_bytes` from `offset`."""
         parts: list[bytes] = []
         left = float("inf") if max_bytes is None else max_bytes
         begin = 0

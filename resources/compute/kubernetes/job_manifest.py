@@ -13,19 +13,19 @@ from resources.compute.kubernetes.pod_manifest import job_document
 from resources.compute.kubernetes.token_secret import token_secret
 from resources.settings.scheduler import Scheduler
 
-# `render`: the objects of a job in the order in which they are applied; `to_yaml` writes them for people and kubectl.
-
 LOOPBACK = ("localhost", "127.0.0.1", "::1", "0.0.0.0", "::")
-"""Hosts that name the pod itself when a pod asks for them."""
+"""Hosts that resolve to the pod itself within a pod."""
 
 
 def render(
     job: Job, scheduler: Scheduler, generation: int = 1, used_seconds: float = 0, namespace: str | None = None
 ) -> list[dict[str, Any]]:
-    """What is created for a job: exactly this, but for the token in its Secret, which is made then and never printed.
+    """Return the objects of a job in the order of creation.
+
+    Exactly these are created, except that the token in the Secret is generated at creation and never printed.
 
     Raises:
-        BadConfiguration: the job asks for hardware that the settings do not know or that cannot be written down.
+        BadConfiguration: the job requests hardware that is not in the settings or cannot be expressed.
     """
     gang = plan_gang(job, scheduler, generation, used_seconds, namespace)
     policies = [gang_policy(gang)] if gang.is_isolated and gang.nodes > 1 and not gang.shares else []
@@ -33,15 +33,15 @@ def render(
 
 
 def out_of_reach(job: Job, scheduler: Scheduler) -> list[str]:
-    """What a pod of this job could not reach with these settings, each with what to set."""
+    """List what the job's pods could not reach, each with the setting to change."""
     api = plan_gang(job, scheduler).api
     if urlparse(api).hostname not in LOOPBACK:
         return []
-    return [f"the API at {api}, which there is the pod itself (set scheduler.tracking_uri)"]
+    return [f"the API at {api}, which within a pod is the pod itself (set scheduler.tracking_uri)"]
 
 
 class _Dumper(yaml.SafeDumper):
-    """Texts of many lines as they are, and every object written out where it stands."""
+    """Dumper that writes multi-line texts as blocks and never uses aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -55,5 +55,5 @@ _Dumper.add_representer(str, _text)
 
 
 def to_yaml(objects: list[dict[str, Any]]) -> str:
-    """One YAML document for each object, keys in the order in which they were made."""
+    """Return one YAML document per object, with keys in insertion order."""
     return "".join("---\n" + yaml.dump(item, Dumper=_Dumper, sort_keys=False, width=1000) for item in objects)

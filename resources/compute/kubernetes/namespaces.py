@@ -1,4 +1,4 @@
-"""Namespaces: where the jobs of an organization run."""
+"""Kubernetes namespaces of the jobs of organizations."""
 
 import hashlib
 import re
@@ -8,16 +8,16 @@ from resources.settings.scheduler import Scheduler
 
 MAX_CHARACTERS = 63
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
-"""RFC 1123, as the names of namespaces must be."""
+"""RFC 1123 label, which names of namespaces must be."""
 HASH_CHARACTERS = 16
 HASHED = re.compile(rf"-[0-9a-f]{{{HASH_CHARACTERS}}}$")
 
 
 def organization_namespace(scheduler: Scheduler, organization: str) -> str:
-    """Namespace of an organization's jobs: no two organizations have the same one.
+    """Return the namespace of an organization's jobs, unique per organization.
 
-    An organization that is no DNS label gets a short form and a hash. So does one whose name looks like that: else it could
-    be given the name of another's namespace.
+    An organization whose name is no DNS label gets a short form and a hash. So does one whose name looks like that,
+    otherwise it could get another's namespace.
     """
     if organization == DEFAULT_ORGANIZATION or not scheduler.namespace_per_organization:
         return scheduler.namespace

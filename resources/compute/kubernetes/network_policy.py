@@ -1,7 +1,7 @@
-"""NetworkPolicies: what pods of jobs may connect to. Everything else is denied.
+"""NetworkPolicies that deny pods of jobs all but the required connections.
 
-Pods of a namespace reach the API, the object store, DNS and what `scheduler.egress` lists. Pods of a gang reach each other:
-by a policy of the gang where each organization has a namespace, else by a rule for all jobs of the namespace.
+Pods of a namespace reach the API, the object store, DNS and the targets in `scheduler.egress`. Pods of a gang reach each
+other: by a policy per gang if each organization has a namespace, otherwise by a rule for all jobs of the namespace.
 """
 
 from ipaddress import ip_address
@@ -23,13 +23,13 @@ DNS_PORT = 53
 GANG_PORTS = [
     {"protocol": "TCP", "port": HEARTBEAT_PORT},
     {"protocol": "TCP", "port": RENDEZVOUS_PORT},
-    {"protocol": "TCP", "port": 32768, "endPort": 60999},  # NCCL and gloo listen where the kernel lets them
+    {"protocol": "TCP", "port": 32768, "endPort": 60999},  # ephemeral ports, on which NCCL and gloo listen
 ]
 STANDARD_PORTS = {"http": 80, "https": 443}
 
 
 def gang_policy(gang: Gang) -> dict[str, Any]:
-    """Lets the pods of one job reach each other."""
+    """Return the policy that lets the pods of one job reach each other."""
     pods = {"podSelector": {"matchLabels": {JOB_LABEL: base_name(gang.job)}}}
     spec = {
         **pods,
@@ -41,16 +41,16 @@ def gang_policy(gang: Gang) -> dict[str, Any]:
 
 
 def namespace_policy(settings: Settings, namespace: str) -> dict[str, Any]:
-    """Denies the pods of a namespace everything but what all jobs need.
+    """Return the policy that denies pods all connections that not every job needs.
 
     Raises:
-        BadConfiguration: the settings name the object store in a way that no policy can express.
+        BadConfiguration: no policy can express the configured address of the object store.
     """
     control_namespace = settings.dagster.run_pods.namespace
     jobs = {"podSelector": {"matchLabels": {"app": JOB_APP}}}
     gangs = [] if settings.scheduler.namespace_per_organization else [jobs]
     spec = {
-        # Where the control plane runs in the same namespace, its own pods keep what they need.
+        # If the control plane runs in the same namespace, its pods keep their connections.
         "podSelector": jobs["podSelector"] if namespace == control_namespace else {},
         "policyTypes": ["Ingress", "Egress"],
         "ingress": [{"from": [peer], "ports": GANG_PORTS} for peer in gangs],
@@ -66,7 +66,7 @@ def namespace_policy(settings: Settings, namespace: str) -> dict[str, Any]:
 
 
 def api_rules(settings: Settings) -> list[dict[str, Any]]:
-    """To the API's pods, and to its address where that is an IP address."""
+    """Return egress rules for the API's pods, and its address if an IP address."""
     address = urlsplit(settings.scheduler.tracking_uri or DEFAULT_API)
     pods = namespace_peer(settings.dagster.run_pods.namespace, {"app": API_APP})
     rules = [{"to": [pods], "ports": [{"protocol": "TCP", "port": settings.server.port}]}]
@@ -76,10 +76,10 @@ def api_rules(settings: Settings) -> list[dict[str, Any]]:
 
 
 def store_rules(settings: Settings) -> list[dict[str, Any]]:
-    """To the object store, where its address says which pods or addresses that is.
+    """Return egress rules for the object store.
 
     Raises:
-        BadConfiguration: it is a name outside the cluster, and `scheduler.egress` is empty.
+        BadConfiguration: its address is a name outside the cluster, and `scheduler.egress` is empty.
     """
     if settings.storage.endpoint is None:
         return []  # a folder of this machine
@@ -96,7 +96,7 @@ def store_rules(settings: Settings) -> list[dict[str, Any]]:
 
 
 def ip_block(address: SplitResult) -> dict[str, Any] | None:
-    """An address that is an IP address, as a peer."""
+    """Return the peer of an IP address; None for other addresses."""
     try:
         host = ip_address(address.hostname or "")
     except ValueError:
@@ -105,7 +105,10 @@ def ip_block(address: SplitResult) -> dict[str, Any] | None:
 
 
 def service_peer(address: SplitResult) -> dict[str, Any] | None:
-    """All pods of the namespace of a Service; of the pod's own namespace where the name has one label."""
+    """Return all pods of a Service's namespace as a peer.
+
+    A name with one label is in the pod's own namespace.
+    """
     match (address.hostname or "").removesuffix(".").split("."):
         case [_]:
             return {"podSelector": {}}

@@ -1,4 +1,4 @@
-"""Phase of a job on a cluster, and why: a pure function of its row, its attempts and the objects of the cluster."""
+"""Decide the phase of a cluster job from its row, attempts and Kubernetes objects."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -18,33 +18,33 @@ from resources.metadata.job_attempts import Attempt
 from resources.settings.scheduler import Scheduler
 
 PROGRESS_MS = 3_600_000
-"""An attempt that ran for so long made progress, as one did that saved a checkpoint: counting begins again with it."""
-DELETED_GANG = "somebody deleted the objects of the job in the cluster"
+"""An attempt that ran this long counts as progress, like one that saved a checkpoint: it resets the failure count."""
+DELETED_GANG = "the objects of the job were deleted from the cluster"
 IDENTIFIERS = re.compile(r" \(UID: [^)]*\)|; preemptor path: .*?(?=$|; [^p])")
-"""In Kueue's words for a preemption: of use to its developers alone."""
+"""Parts of Kueue's preemption messages that are useful only to its developers."""
 OTHER_FLAVOR = re.compile(
     r"(insufficient quota for \S+ in flavor [\w.-]*\w, previously considered podsets requests \(\S*\)"
     r" \+ current podset request \(\S*\) > maximum capacity \(0\)"
     r"|untolerated taint \{[^}]*\} in flavor [\w.-]*\w"
     r"|flavor [\w.-]*\w doesn't match node affinity)(, )?"
 )
-"""In Kueue's words for a Workload that waits: a flavor that has none of the resource, or is for other jobs."""
+"""Part of Kueue's message for a waiting Workload: a flavor without the resource, or reserved for other jobs."""
 DEADLINE_EXCEEDED = "DeadlineExceeded"
-"""Reason of a Job that failed by its `activeDeadlineSeconds`."""
+"""Reason of a Job that exceeded its `activeDeadlineSeconds`."""
 CREATION_FAILURES = frozenset({"FailedCreate", "JobCreationFailed", "HeadlessServiceCreationFailed"})
-"""Reasons of events about a JobSet, or a Job, whose children cannot be created."""
+"""Event reasons of a JobSet or Job whose children cannot be created."""
 INVALID_CHILD = re.compile(r"is invalid:|Invalid value", re.IGNORECASE)
-"""In the event of a child that the API server refuses for its contents: no repetition helps. What a webhook denies may pass
-later: Kueue's deny a child whose parent they have not seen yet.
+"""Event message of a child that the API server rejects for its contents: retrying does not help. An object that a webhook
+denies may be accepted later: Kueue's webhooks deny a child whose parent they have not seen yet.
 """
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Of a job: its pods, the time that all its attempts may take, and how many of them may fail.
+    """Limits of a job: pods, time over all attempts, and failed attempts.
 
-    `start_ms`: how long a pod may wait for its image or its configuration. `elastic`: it accepts fewer nodes. `shares`: its
-    pods end one by one. `keeps_failed`: its pods stay for `keep_ms` when it has failed.
+    `start_ms`: how long a pod may wait for its image or its configuration. `elastic`: the job accepts fewer nodes. `shares`:
+    its pods end independently. `keeps_failed`: its pods are kept for `keep_ms` after it failed.
     """
 
     nodes: int
@@ -75,14 +75,14 @@ class Limits:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All that is known of a job at one moment. Times in milliseconds since 1970.
+    """Everything known about a job at one moment; times in milliseconds since 1970.
 
     Args:
-        attempts: since it was submitted, oldest first.
-        queue_words: what the first in its queue waits for.
-        pods: those that exist, of all generations; `deleted_pods` are last states.
-        events: about its pods and its gang, oldest first; only of a gang that is starting.
-        queue_problem: why Kueue does not see the gang, where that is known.
+        attempts: attempts since the job was submitted, oldest first.
+        queue_words: what the first Workload in its queue waits for.
+        pods: existing pods of all generations; `deleted_pods` holds the last states of deleted ones.
+        events: events about its pods and its gang, oldest first; only while the gang is starting.
+        queue_problem: why Kueue does not see the gang, if known.
     """
 
     job: ClusterJob
@@ -110,22 +110,22 @@ class Snapshot:
 
     @property
     def current_pods(self) -> list[PodState]:
-        """Pods of the newest generation that are not being deleted."""
+        """Pods of the newest generation, without terminating ones."""
         return [pod for pod in self.pods if pod.generation == self.job.generation and not pod.deleting]
 
     @property
     def all_pods(self) -> list[PodState]:
-        """Pods of the newest generation: those that were deleted, then those that exist."""
+        """Pods of the newest generation: first deleted, then existing ones."""
         return [pod for pod in (*self.deleted_pods, *self.pods) if pod.generation == self.job.generation]
 
 
 def used_ms(snapshot: Snapshot) -> int:
-    """Time that the job's attempts have taken: waiting takes none."""
+    """Return the run time of all attempts, which excludes waiting."""
     return sum((found.ended_at or snapshot.now) - found.started_at for found in snapshot.attempts)
 
 
 def count_failures(attempts: Sequence[Attempt]) -> int:
-    """Attempts that count against the limit of restarts: from the last one on that made progress."""
+    """Count the attempts against the restart limit since the last one with progress."""
     count = 0
     for attempt in attempts:
         ran_ms = (attempt.ended_at or attempt.started_at) - attempt.started_at
@@ -137,11 +137,12 @@ def count_failures(attempts: Sequence[Attempt]) -> int:
 
 @dataclass(frozen=True)
 class End:
-    """That a job is over, or is to end.
+    """The end of a job, which has ended or must end.
 
     Args:
-        waits_for_pods: its pods save a checkpoint first.
-        is_lasting: the rows say so. Else the gang does, which must not be deleted before the end is written.
+        waits_for_pods: its pods may save a checkpoint first.
+        is_lasting: the end follows from database rows. Otherwise it follows from the gang, which must not be deleted before
+            the end is written.
     """
 
     reason: ExitReason
@@ -151,7 +152,7 @@ class End:
 
 
 def find_end(snapshot: Snapshot) -> End | None:
-    """Why the job is over, or has to end; None if it goes on."""
+    """Return why the job has ended or must end; None if it continues."""
     job, gang, last = snapshot.job, snapshot.gang, snapshot.last_ended
     if (gang is not None and gang.ended == "succeeded") or is_complete(snapshot):
         return End(ExitReason.COMPLETED, "")
@@ -162,7 +163,7 @@ def find_end(snapshot: Snapshot) -> End | None:
     is_time_used = used_ms(snapshot) >= snapshot.limits.max_ms
     if is_time_used or is_time_over(gang, snapshot.workload):
         limit = snapshot.limits.max_duration
-        detail = f"it took longer than schedule.max_duration, {limit}: what it saved stays, give it more time"
+        detail = f"it exceeded schedule.max_duration ({limit}): what it saved is kept, increase the limit to resume"
         return End(ExitReason.TIMED_OUT, detail, waits_for_pods=True, is_lasting=is_time_used)
     failures = count_failures(snapshot.attempts)
     if last is not None and failures > snapshot.limits.retries:
@@ -174,19 +175,22 @@ def find_end(snapshot: Snapshot) -> End | None:
     hold = find_hold(snapshot)
     if hold is None or not hold.is_final:
         return None
-    # What has started before is configured well: a registry, a volume or a node is away, and the work is tried again later.
+    # A job that has started before is configured correctly: a registry, volume or node is unavailable, so it is retried.
     return End(ExitReason.SUPERVISOR_FAILED if snapshot.attempts else ExitReason.BAD_CONFIGURATION, hold.detail)
 
 
 def is_time_over(gang: GangState | None, workload: WorkloadState | None) -> bool:
-    """Whether the cluster has stopped the gang because `max_duration` is used up: its clock runs from the admission."""
+    """Return whether the cluster stopped the gang because `max_duration` is used up.
+
+    The cluster measures from the admission.
+    """
     return (workload is not None and workload.timed_out) or (gang is not None and gang.reason == DEADLINE_EXCEEDED)
 
 
 def needs_recreation(snapshot: Snapshot) -> bool:
-    """Whether the gang has failed, does not restart by itself, and another attempt may follow.
+    """Return whether the gang failed, does not restart itself, and may be retried.
 
-    That is so where the reason of its newest attempt restarts, or no attempt began because somebody deleted a pod of it.
+    It may if the newest attempt's exit reason allows a restart, or no attempt began because a pod was deleted.
     """
     gang, newest = snapshot.gang, snapshot.newest
     if gang is None or gang.ended != "failed" or gang.restarts_itself:
@@ -197,21 +201,21 @@ def needs_recreation(snapshot: Snapshot) -> bool:
 
 
 def is_complete(snapshot: Snapshot) -> bool:
-    """Whether all nodes have reported, as one, that the result is stored: the cluster sees it some seconds later.
+    """Return whether all nodes have jointly reported that the result is stored.
 
-    Pods that share work report one by one.
+    The cluster reports it some seconds later. Pods that share work report independently.
     """
     newest = snapshot.newest
     return newest is not None and newest.reason is ExitReason.COMPLETED and not snapshot.limits.shares
 
 
 def is_final(attempt: Attempt) -> bool:
-    """Whether no attempt follows one that ended like this, and failed."""
+    """Return whether an attempt failed with a reason that allows no restart."""
     return attempt.reason is not None and not attempt.reason.restarts and attempt.reason is not ExitReason.COMPLETED
 
 
 def explain_failed_gang(snapshot: Snapshot, gang: GangState) -> End:
-    """Of a gang that the cluster itself gave up."""
+    """Explain the end of a gang that the cluster itself marked as failed."""
     seen = explain_gang(snapshot.current_pods, snapshot.lost_nodes)
     if seen is not None and seen.reason is not ExitReason.COMPLETED:
         return End(seen.reason, seen.message)
@@ -221,14 +225,17 @@ def explain_failed_gang(snapshot: Snapshot, gang: GangState) -> End:
 
 @dataclass(frozen=True)
 class Hold:
-    """What keeps the pods of an admitted gang from starting. `is_final`: waiting longer would not help."""
+    """What keeps pods of an admitted gang from starting.
+
+    `is_final`: waiting longer would not help.
+    """
 
     detail: str
     is_final: bool = False
 
 
 def find_hold(snapshot: Snapshot) -> Hold | None:
-    """What holds the gang; None where it is suspended, absent, or all of its pods run."""
+    """Return what holds the gang; None if it is suspended, absent, or fully running."""
     gang, pods = snapshot.gang, snapshot.current_pods
     if gang is None or gang.suspended or gang.ended or gang.deleting:
         return None
@@ -239,7 +246,7 @@ def find_hold(snapshot: Snapshot) -> Hold | None:
         return None
     ending = sum(bool(pod.deleting) for pod in snapshot.pods)
     if ending:
-        return Hold(f"waits for {pluralize(ending, 'pod')} of the attempt before to end")
+        return Hold(f"waits for {pluralize(ending, 'pod')} of the previous attempt to end")
     if newest := find_newest(snapshot.events, lambda event: event.reason in CREATION_FAILURES):
         return Hold(f"its pods cannot be created: {newest.message}", bool(INVALID_CHILD.search(newest.message)))
     return Hold("its pods are being created")
@@ -262,7 +269,7 @@ def find_pod_hold(pod: PodState, snapshot: Snapshot) -> Hold | None:
     if pod.waiting in CONFIG_REASONS:
         return Hold(f"pod {pod.name} cannot start: {pod.message or pod.waiting}", is_late)
     about_pod = [event for event in snapshot.events if event.about == pod.name and event.reason != "FailedScheduling"]
-    # A warning before any other event: "pulling image" is the last that was said before a volume is mounted.
+    # Prefer warnings to other events: "pulling image" is the last event before a volume is mounted.
     if warning := find_newest(about_pod, lambda event: event.is_warning):
         return Hold(f"pod {pod.name}: {warning.message}", is_late)
     if pulling := find_newest(about_pod, lambda event: event.reason == "Pulling"):
@@ -271,7 +278,7 @@ def find_pod_hold(pod: PodState, snapshot: Snapshot) -> Hold | None:
 
 
 def decide_state(snapshot: Snapshot) -> JobState:
-    """How the job stands now."""
+    """Return the state of the job now."""
     job, end = snapshot.job, find_end(snapshot)
     attempt = max(job.attempt, snapshot.newest.attempt if snapshot.newest else 0)
     admitted_at = find_admission(snapshot)
@@ -302,12 +309,12 @@ def decide_state(snapshot: Snapshot) -> JobState:
 
 
 def find_phase(snapshot: Snapshot) -> tuple[Phase, str]:
-    """Phase and detail of a job that goes on."""
+    """Return phase and detail of a job that continues."""
     gang, newest, last = snapshot.gang, snapshot.newest, snapshot.last_ended
     before = last.message if last is not None and last is newest else ""
     if gang is None or gang.deleting:
         lost = gang or snapshot.deleted_gang
-        # Those that the controller deletes itself have ended.
+        # Gangs that the controller itself deletes have ended.
         deleted = DELETED_GANG if lost is not None and lost.ended is None else ""
         words = "; ".join(dict.fromkeys(filter(None, (before, deleted))))
         return (Phase.RESTARTING, words) if snapshot.attempts else (Phase.PENDING, deleted)
@@ -318,7 +325,7 @@ def find_phase(snapshot: Snapshot) -> tuple[Phase, str]:
     if newest is not None and newest.generation == snapshot.job.generation and is_running(newest, snapshot):
         if hold is None or newest.is_registered:
             return Phase.RUNNING, ""
-        # Its first node has claimed the attempt, and waits for others that cannot start.
+        # Its first node has claimed the attempt and waits for others that cannot start.
         return (Phase.STARTING if newest is snapshot.attempts[0] else Phase.RESTARTING), hold.detail
     if not snapshot.attempts:
         detail = hold.detail if hold else "its pods run, and have not reported yet"
@@ -327,16 +334,19 @@ def find_phase(snapshot: Snapshot) -> tuple[Phase, str]:
 
 
 def is_running(attempt: Attempt, snapshot: Snapshot) -> bool:
-    """Whether an attempt goes on. Where its first pod has completed, others may still work, or the cluster says so soon."""
+    """Return whether an attempt is running.
+
+    If its first pod has completed, others may still run, or the cluster will report the end soon.
+    """
     if any(pod.uid == attempt.claimed_by and pod.deleting for pod in snapshot.pods):
-        return attempt.reason is ExitReason.COMPLETED  # else it saves, and another attempt follows
+        return attempt.reason is ExitReason.COMPLETED  # otherwise it saves, and another attempt follows
     return attempt.ended_at is None or attempt.reason is ExitReason.COMPLETED
 
 
 def describe_queue(workload: WorkloadState | None, queue_words: str = "", problem: str = "") -> str:
-    """What a suspended gang waits for, in Kueue's words.
+    """Describe what a suspended gang waits for, in Kueue's words.
 
-    Kueue explains one of several gangs of the same shape, and does not try the others before it is admitted.
+    Of several gangs with the same shape, Kueue explains only the first, and tries the others once that is admitted.
     """
     if workload is None:
         return problem or "waits for Kueue to see it"
@@ -349,13 +359,16 @@ def describe_queue(workload: WorkloadState | None, queue_words: str = "", proble
 
 
 def remove_other_flavors(words: str) -> str:
-    """Kueue's words without the flavors that the job cannot use; all of them where it can use none."""
+    """Remove flavors that the job cannot use from Kueue's message.
+
+    The message is unchanged if the job can use none.
+    """
     left = OTHER_FLAVOR.sub("", words).replace(", .", ".").removesuffix(", ")
     return left if "flavor" in left.partition(": ")[2] else words
 
 
 def find_admission(snapshot: Snapshot) -> int | None:
-    """When the job last stopped waiting for capacity; None while it never did."""
+    """Return when the job last stopped waiting for capacity; None if it never did."""
     gang, workload = snapshot.gang, snapshot.workload
     if gang is not None and not gang.suspended:
         if workload is None:

@@ -14,9 +14,9 @@ JOB_FILE = "/job/job.json"
 
 
 def rendezvous(gang: Gang, rank_0: str) -> dict[str, str]:
-    """What a command's own torchrun takes for what its words leave out, such as how many nodes there are (row Z24).
+    """Return torchrun's defaults for a user's command, such as the number of nodes.
 
-    The rank comes with the variable PET_NODE_RANK, which the pod declares.
+    Arguments of the command override them. The rank is in the variable PET_NODE_RANK, which the pod declares.
     """
     if gang.processes is None or gang.job.program is not Program.COMMAND:
         return {}
@@ -33,10 +33,11 @@ def rendezvous(gang: Gang, rank_0: str) -> dict[str, str]:
 
 
 def network(distributed: Distributed | None) -> dict[str, str]:
-    """NCCL's variables for `rdma`: `auto` leaves the choice to NCCL, which takes InfiniBand where it finds it, else TCP.
+    """Return NCCL's variables for the setting `rdma`.
 
-    `enabled` would rather fail than be slow, `disabled` goes over TCP also past a plugin of the image. Within a single node
-    there is no network, and asked for one that its pod does not have, NCCL would fail.
+    `auto` leaves the choice to NCCL, which uses InfiniBand if available, else TCP. `enabled` fails rather than being slow.
+    `disabled` uses TCP even if the image has a network plugin. A single node needs no network, and NCCL would fail if
+    configured for one that its pod does not have.
     """
     if distributed is None or distributed.backend != "nccl" or distributed.num_nodes == 1:
         return {}
@@ -44,21 +45,25 @@ def network(distributed: Distributed | None) -> dict[str, str]:
     return {"auto": {}, "enabled": {"NCCL_NET": "IB"}, "disabled": tcp}[distributed.rdma]
 
 
-# One pod of a gang: the restricted Pod Security profile, a read-only root, scratch volumes, the job as a file (X3, X6).
+# A pod of a gang: restricted Pod Security profile, read-only root file system, scratch volumes, the job as a file.
 
 USER_ID = 10001
-"""The user of our images (deploy/images); given here too, so that no image can choose root."""
+"""User of our images (deploy/images); set here too, so that no image can choose root."""
 
 RANK = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 CONTAINER = "program"
 LOST_NODE_SECONDS = 5
-"""How long pods stay on a node that does not answer, once the cluster has noticed (40 s): 300 s by default."""
+"""How long pods stay on an unreachable node after the cluster has detected it (40 s). Kubernetes' default is 300 s."""
 FORCE_DELETE = {"kueue.x-k8s.io/safe-to-forcefully-delete": "true"}
-"""Lets Kueue remove pods of a lost node, which stay `Terminating` for ever otherwise. Attempts fence off what still runs."""
+"""Lets Kueue remove pods of a lost node, which otherwise stay `Terminating` forever. Attempt numbers fence off programs that
+still run."""
 
 
 def job_document(gang: Gang) -> dict[str, Any]:
-    """The ConfigMap that carries the job to its pods. A job holds no secret: keys come through the environment."""
+    """Return the ConfigMap with the job document.
+
+    It contains no secrets: keys are passed through the environment.
+    """
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -69,7 +74,7 @@ def job_document(gang: Gang) -> dict[str, Any]:
 
 
 def metadata(gang: Gang, **more_labels: str) -> dict[str, Any]:
-    """Of an object that is applied."""
+    """Return the metadata of a gang's object."""
     return {
         "name": gang.name,
         "namespace": gang.namespace,
@@ -79,13 +84,16 @@ def metadata(gang: Gang, **more_labels: str) -> dict[str, Any]:
 
 
 def pod_template(gang: Gang, rank_0: str, subdomain: str | None = None) -> dict[str, Any]:
-    """The pods of a gang; `subdomain` is the Service that gives them host names, where nobody else sets it."""
+    """Return the pod template of a gang.
+
+    `subdomain` is the Service that gives the pods host names, unless a JobSet sets it.
+    """
     spec: dict[str, Any] = {
-        "restartPolicy": "Never",  # a restart is the whole gang's
+        "restartPolicy": "Never",  # the whole gang restarts
         "terminationGracePeriodSeconds": gang.job.schedule.grace_seconds,
         "automountServiceAccountToken": False,
-        "shareProcessNamespace": True,  # a process with the id 1 hears no SIGTERM that it has not asked for
-        "enableServiceLinks": False,  # else every Service of the namespace would put its variables into the pod
+        "shareProcessNamespace": True,  # PID 1 ignores SIGTERM without a handler
+        "enableServiceLinks": False,  # no variables of every Service of the namespace
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": USER_ID,
@@ -107,7 +115,7 @@ def pod_template(gang: Gang, rank_0: str, subdomain: str | None = None) -> dict[
     if subdomain:
         spec["subdomain"] = subdomain
     if gang.processes:
-        # NCCL and data loaders share memory, and 64 MiB is what a container gets otherwise.
+        # NCCL and data loaders use shared memory, of which a container has only 64 MiB by default.
         spec["volumes"].append({"name": "shm", "emptyDir": {"medium": "Memory"}})
     if gang.node_labels:
         spec["nodeSelector"] = gang.node_labels
@@ -116,7 +124,7 @@ def pod_template(gang: Gang, rank_0: str, subdomain: str | None = None) -> dict[
 
 
 def claims(gang: Gang) -> list[dict[str, Any]]:
-    """The volumes of the job's claims: one for each claim, however many paths it is mounted at."""
+    """Return one volume per claim, which may be mounted at several paths."""
     read_only = {
         claim: all(volume.read_only for volume in gang.volumes if volume.claim == claim)
         for claim in dict.fromkeys(volume.claim for volume in gang.volumes)
@@ -128,12 +136,12 @@ def claims(gang: Gang) -> list[dict[str, Any]]:
 
 
 def volume_name(claim: str) -> str:
-    """A DNS-1123 label, which has fewer characters than the name of a claim may have."""
+    """Return a DNS-1123 label for a claim, whose name may be longer than a label."""
     return f"claim-{hashlib.sha256(claim.encode()).hexdigest()[:10]}"
 
 
 def tolerations(gang: Gang) -> list[dict[str, Any]]:
-    """Taints that the pods accept: those of GPU nodes and the job's own, and for a moment those of nodes that were lost."""
+    """Return tolerations for GPU nodes, the job's own, and short ones for lost nodes."""
     lost = [
         {
             "key": f"node.kubernetes.io/{taint}",
@@ -167,7 +175,7 @@ def container(gang: Gang, rank_0: str) -> dict[str, Any]:
         "env": environment(gang, rank_0),
         **({"envFrom": [{"secretRef": {"name": name}} for name in secrets]} if secrets else {}),
         "resources": resources(gang),
-        # The last lines of the log say why a program ended: whoever follows reads them from the pod's status.
+        # The last log lines say why a program ended: the controller reads them from the pod's status.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -179,8 +187,11 @@ def container(gang: Gang, rank_0: str) -> dict[str, Any]:
 
 
 def environment(gang: Gang, rank_0: str) -> list[dict[str, Any]]:
-    """Variables of the launcher, which starts the program with them. `HANZO_ML_PROCESSES` is 0 without torchrun."""
-    # No image knows our user id: libraries that ask for the user's name or home find them here.
+    """Return variables of the launcher, which starts the program with them.
+
+    `HANZO_ML_PROCESSES` is 0 without torchrun.
+    """
+    # Images have no entry for our user id: libraries that look up the user's name or home directory find them here.
     values = {} if gang.job.program is Program.COMMAND else PROGRAM_ENVIRONMENT
     values = values | {"HOME": WORK, "USER": "hanzo-ml"} | network(gang.job.distributed) | gang.job.env
     values |= rendezvous(gang, rank_0) | {
@@ -202,18 +213,21 @@ def environment(gang: Gang, rank_0: str) -> list[dict[str, Any]]:
 
 
 def escape(value: str) -> str:
-    """The value as Kubernetes is given it: it expands `$(NAME)`, and makes `$$` a `$`."""
+    """Escape a value for Kubernetes, which expands `$(NAME)` and turns `$$` into `$`."""
     return value.replace("$", "$$")
 
 
 def resources(gang: Gang) -> dict[str, Any]:
-    """Requests equal limits, so that a job gets what it was admitted with and takes nothing from its neighbours."""
+    """Return resources of a pod.
+
+    Requests equal limits, so that a job gets what it was admitted with and cannot use more.
+    """
     wanted = {
         "cpu": str(gang.cpu) if gang.cpu else None,
         "memory": gang.memory,
         "nvidia.com/gpu": str(gang.gpus) if gang.gpus else None,
     }
-    if gang.rdma:  # the memory that its card registers, the node's container runtime allows: no pod may ask for IPC_LOCK
+    if gang.rdma:  # memory registration is allowed by the node's container runtime: no pod may request IPC_LOCK
         wanted[gang.rdma] = "1"
     given = {name: amount for name, amount in wanted.items() if amount is not None}
     return {"requests": given, "limits": given} if given else {}

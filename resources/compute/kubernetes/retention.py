@@ -1,4 +1,4 @@
-"""Retention of a failed job's pods, where the job asks for that: when they stay, and where to look at them."""
+"""Retention of a failed job's pods, if the job requests it (`keep_failed`)."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -10,13 +10,13 @@ from resources.metadata.cluster_jobs import ClusterJob
 from resources.metadata.job_attempts import Attempt
 
 ENDING_MS = 120_000
-"""How long the cluster may take to see that the pods of a failed attempt have ended: they exit after they have reported."""
+"""Time for the cluster to notice that pods of a failed attempt have ended: they exit after they have reported."""
 
 
 def is_kept(config_map: Item, job: ClusterJob, gang: GangState | None, now: int, keep_ms: int) -> bool:
-    """Whether the objects of a generation, by its ConfigMap, stay although its job has failed.
+    """Return whether the objects of a generation are kept although its job failed.
 
-    Only where the gang ended by itself: pods that still wait, or run, hold their GPUs.
+    Only if the gang has ended by itself: pods that still wait or run hold GPUs. The ConfigMap identifies the generation.
     """
     wanted = KEEP_ANNOTATION in (config_map["metadata"].get("annotations") or {})
     is_newest = read_generation(config_map) == job.generation
@@ -25,14 +25,17 @@ def is_kept(config_map: Item, job: ClusterJob, gang: GangState | None, now: int,
 
 
 def is_ending(gang: GangState | None, newest: Attempt | None, now: int) -> bool:
-    """Whether the pods of a job that has failed are about to end: those that are to be kept must not be deleted before."""
+    """Return whether the pods of a failed job are about to end.
+
+    Pods to be kept must not be deleted before.
+    """
     if gang is None or gang.ended or gang.deleting or gang.suspended:
         return False
     return newest is not None and newest.ended_at is not None and now - newest.ended_at < ENDING_MS
 
 
 def describe_kept_pods(gang: GangState | None, pods: Sequence[PodState], until: int) -> str:
-    """Where to look at the pods of a job that has failed, and until when; empty where none are kept."""
+    """Describe how and until when to inspect kept pods; empty if none are kept."""
     ended = [pod for pod in pods if pod.has_ended]
     if gang is None or gang.ended != "failed" or not ended:
         return ""

@@ -1,4 +1,4 @@
-"""What objects of the cluster say about a job, read from their JSON into small values: gang, workload, pod and node."""
+"""Parse the state of gangs, workloads, pods, nodes and events from their JSON."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,39 +15,39 @@ RANK_ANNOTATION = "batch.kubernetes.io/job-completion-index"
 MAX_EXECUTION_TIME = "MaximumExecutionTimeExceeded"
 PULL_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"})
 EVICTED = "Evicted"
-"""Reason of a pod's status where the kubelet ended it, for lack of memory or disk space."""
+"""Status reason of a pod that the kubelet ended for lack of memory or disk space."""
 CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 
 
 def milliseconds(timestamp: str | None) -> int:
-    """Of an RFC 3339 time, since 1970; 0 for none."""
+    """Return milliseconds since 1970 of an RFC 3339 time; 0 for none."""
     return round(datetime.fromisoformat(timestamp).timestamp() * 1000) if timestamp else 0
 
 
 def find_condition(item: Mapping[str, Any], type: str, status: str = "True") -> Condition | None:
-    """The condition of an object that has this type and status now."""
+    """Return the condition of an object with this type and status."""
     conditions = item.get("status", {}).get("conditions") or []
     return next((found for found in conditions if found["type"] == type and found["status"] == status), None)
 
 
 def read_generation(item: Mapping[str, Any]) -> int:
-    """Of the job whose object this is; 0 for an object that carries none."""
+    """Return the generation of an object; 0 if it has none."""
     return int((item["metadata"].get("annotations") or {}).get(GENERATION_ANNOTATION, 0))
 
 
 def job_name(item: Mapping[str, Any]) -> str:
-    """Name of the job whose object this is, in all its generations."""
+    """Return the job name of an object, which is the same in all generations."""
     return str((item["metadata"].get("labels") or {}).get(JOB_LABEL, ""))
 
 
 @dataclass(frozen=True)
 class GangState:
-    """A JobSet, or an Indexed Job. `reason` and `message` are why it ended, of one that did.
+    """State of a JobSet or an Indexed Job.
 
-    `priority_class` is Kueue's; empty of one that does not wait in its queue.
+    `reason` and `message` say why it ended. `priority_class` is Kueue's; empty if it does not use Kueue.
 
-    A JobSet restarts its pods by itself, unless it may not (`maxRestarts: 0`), as where the pods of a failed job are kept.
-    An Indexed Job of several pods is created again.
+    A JobSet restarts its pods itself, unless `maxRestarts` is 0, as when the pods of a failed job are kept. An Indexed Job
+    of several pods is recreated.
     """
 
     uid: str
@@ -65,7 +65,7 @@ class GangState:
 
 
 def read_gang(item: Mapping[str, Any]) -> GangState:
-    """Of both kinds: their conditions differ in one name, Completed and Complete."""
+    """Parse a JobSet or Job; their conditions differ in one name, Completed and Complete."""
     metadata = item["metadata"]
     done = find_condition(item, "Completed") or find_condition(item, "Complete")
     failed = find_condition(item, "Failed")
@@ -88,7 +88,10 @@ def read_gang(item: Mapping[str, Any]) -> GangState:
 
 @dataclass(frozen=True)
 class WorkloadState:
-    """Kueue's view of a gang. `waits_for` and `evicted` are its own words; `timed_out`: max-exec-time-seconds is used up."""
+    """Kueue's view of a gang.
+
+    `waits_for` and `evicted` are Kueue's messages; `timed_out`: max-exec-time-seconds is used up.
+    """
 
     uid: str
     owner: str
@@ -104,7 +107,7 @@ class WorkloadState:
 
     @property
     def order(self) -> tuple[int, int, str]:
-        """Sorts as Kueue's queue does: by priority, then by the time of creation or of the last eviction."""
+        """Sort key of Kueue's queue: priority, then time of creation or last eviction."""
         return (-self.priority, self.queued_at, self.uid)
 
 
@@ -131,14 +134,15 @@ def read_workload(item: Mapping[str, Any]) -> WorkloadState:
 
 @dataclass(frozen=True)
 class PodState:
-    """A pod of a gang. `exit_code` is of its program's container, once that has ended.
+    """State of a gang's pod.
 
     Args:
-        job: name of its job, in all generations.
-        owner: uid of its batch/v1 Job, which is another one after each restart of the gang, and the same after a suspension.
-        deleted_at: when its deletion was asked for, in milliseconds; 0 if it was not.
-        eviction: reason of its condition DisruptionTarget, such as DeletionByTaintManager, and its words.
-        status_reason: `Evicted` where the kubelet did it, with `message` as its words.
+        job: name of its job, the same in all generations.
+        owner: uid of its batch/v1 Job, which changes with each restart of the gang, but not with a suspension.
+        deleted_at: when its deletion was requested, in milliseconds; 0 if it was not.
+        exit_code: exit code of the program's container, once it has ended.
+        eviction: reason of its condition DisruptionTarget, such as DeletionByTaintManager.
+        status_reason: `Evicted` if the kubelet evicted it, with the kubelet's text in `message`.
         waiting: reason why its container does not run yet, such as ImagePullBackOff.
     """
 
@@ -175,7 +179,10 @@ class PodState:
 
     @property
     def has_started(self) -> bool:
-        """Whether its program has run, or runs. A pod that is deleted before is marked as failed, too."""
+        """Whether its program runs or has run.
+
+        The phase does not show this: a pod that is deleted before its start is marked as failed, too.
+        """
         return self.running or self.exit_code is not None
 
 
@@ -187,7 +194,7 @@ def read_pod(item: Mapping[str, Any]) -> PodState:
     terminated, waiting = state.get("terminated") or {}, state.get("waiting") or {}
     scheduled, unscheduled = find_condition(item, "PodScheduled"), find_condition(item, "PodScheduled", "False")
     disruption = find_condition(item, "DisruptionTarget")
-    # Of an evicted pod the kubelet's own words: what the container said last explains nothing.
+    # For an evicted pod prefer the kubelet's message: the container's last output does not explain the eviction.
     parts = (status, terminated) if status.get("reason") == EVICTED else (terminated, status)
     messages = [found.get("message") for found in (*parts, waiting, disruption or {})]
     return PodState(
@@ -202,7 +209,7 @@ def read_pod(item: Mapping[str, Any]) -> PodState:
         created_at=milliseconds(metadata["creationTimestamp"]),
         scheduled_at=milliseconds(scheduled["lastTransitionTime"]) if scheduled else 0,
         deleting="deletionTimestamp" in metadata,
-        # A deletion with a grace period is marked with the time at which that is over.
+        # The timestamp of a deletion with a grace period is the end of that period.
         deleted_at=max(
             0, milliseconds(metadata.get("deletionTimestamp")) - 1000 * (metadata.get("deletionGracePeriodSeconds") or 0)
         ),
@@ -223,7 +230,7 @@ def read_pod(item: Mapping[str, Any]) -> PodState:
 
 
 def lost_nodes(nodes: Sequence[Mapping[str, Any]]) -> frozenset[str]:
-    """Nodes that do not answer, by name. One that is not in `nodes` is gone as well."""
+    """Return names of unreachable nodes; nodes that do not exist are lost as well."""
     return frozenset(node["metadata"]["name"] for node in nodes if find_condition(node, "Ready", "Unknown"))
 
 

@@ -1,7 +1,7 @@
-"""Create and delete the objects of a job in the cluster, in an order in which a crash at any point leaves nothing unknown.
+"""Create and delete a job's objects in a crash-safe order.
 
-The ConfigMap comes first and goes last: whatever else exists of a generation, its ConfigMap does too. So the controller
-watches no Secrets, and needs no permission to read them.
+The ConfigMap is created first and deleted last: if any object of a generation exists, its ConfigMap does too. So the
+controller need not watch Secrets and needs no permission to read them.
 """
 
 import logging
@@ -36,7 +36,7 @@ from resources.settings.scheduler import Scheduler
 log = logging.getLogger(__name__)
 
 IDENTITY = (DIGEST_ANNOTATION, GENERATION_ANNOTATION)
-"""Annotations that are equal where an object is of the same work and generation."""
+"""Annotations that are equal for objects of the same work and generation."""
 
 
 GANG_KINDS: dict[str, tuple[Kind, ...]] = {
@@ -45,29 +45,32 @@ GANG_KINDS: dict[str, tuple[Kind, ...]] = {
     "coscheduling": (JOB_SET, COSCHEDULING_GROUP),
     "volcano": (JOB_SET, VOLCANO_GROUP),
 }
-"""What each gang backend creates for a job: first what owns its pods."""
+"""Kinds that each gang backend creates for a job; the first owns the pods."""
 
 
 def created_kinds(scheduler: Scheduler) -> tuple[Kind, ...]:
-    """What the controller creates for a job besides its ConfigMap and its Secret; not each job has each."""
+    """Return the kinds that a job may have in addition to ConfigMap and Secret."""
     return (*GANG_KINDS[scheduler.gang_backend], *([NETWORK_POLICY] if scheduler.namespace_per_organization else []))
 
 
 @dataclass(frozen=True)
 class Created:
-    """The objects of a generation as the cluster has them, but for its Secret; `secret_existed`: that keeps its token."""
+    """Created objects of a generation, without its Secret.
+
+    `secret_existed`: the Secret existed before and keeps its token.
+    """
 
     items: Sequence[Item]
     secret_existed: bool
 
 
 def create_objects(cluster: Cluster, items: Sequence[Item], token: str) -> Created:
-    """Create what a generation of a job lacks of its rendered objects (idempotent).
+    """Create the missing objects of a job's generation (idempotent).
 
-    Nothing is created where the API server would refuse the pods' Job.
+    Nothing is created if the API server would reject the pods' Job.
 
     Raises:
-        InvalidObject: an object is refused, or its name belongs to other work.
+        InvalidObject: an object is rejected, or its name belongs to other work.
         RequestDenied: the installation does not allow it.
         ClusterUnavailable: no answer, or an object of that name is still being deleted.
     """
@@ -84,7 +87,10 @@ def create_objects(cluster: Cluster, items: Sequence[Item], token: str) -> Creat
 
 
 def create_secret(cluster: Cluster, item: Item, token: str) -> bool:
-    """Create the Secret with a token of the job. Returns False where one exists: it stays, because pods have read it."""
+    """Create the Secret with a token of the job.
+
+    Return False if one exists: it is kept, because pods may have read it.
+    """
     try:
         cluster.create(item | {"stringData": {KEY: token}})
     except AlreadyExists:
@@ -93,12 +99,12 @@ def create_secret(cluster: Cluster, item: Item, token: str) -> bool:
 
 
 def check_child(cluster: Cluster, job_set: Item) -> None:
-    """Have the API server validate the Job that a JobSet is to create.
+    """Have the API server validate the Job that a JobSet will create.
 
-    It accepts JobSets whose Job it then refuses: they would never make a pod.
+    It accepts JobSets whose Job it then rejects: they would never create a pod.
 
     Raises:
-        InvalidObject: it refuses the Job, in its own words.
+        InvalidObject: the Job is rejected; the message is the API server's.
         ClusterUnavailable: no answer.
     """
     for replicated in job_set["spec"]["replicatedJobs"]:
@@ -116,7 +122,7 @@ def check_child(cluster: Cluster, job_set: Item) -> None:
         try:
             cluster.create(child, dry_run=True)
         except InvalidObject as problem:
-            # Whatever a webhook denies for want of the parent may pass later.
+            # A webhook's denial because the parent is missing may pass later.
             if INVALID_CHILD.search(str(problem)):
                 raise
         except (AlreadyExists, RequestDenied) as problem:
@@ -124,7 +130,7 @@ def check_child(cluster: Cluster, job_set: Item) -> None:
 
 
 def create_or_attach(cluster: Cluster, item: Item) -> Item:
-    """Create an object, or return the one that an interrupted creation left."""
+    """Create an object, or return the existing one of an interrupted creation."""
     metadata = item["metadata"]
     try:
         return cluster.create(item)
@@ -145,14 +151,14 @@ def create_or_attach(cluster: Cluster, item: Item) -> Item:
 
 
 def delete_gang(cluster: Cluster, gang: GangState, scheduler: Scheduler) -> None:
-    """Delete what owns the pods of a generation; they end within their grace period."""
+    """Delete the owner of a generation's pods; they end within their grace period."""
     cluster.delete(GANG_KINDS[scheduler.gang_backend][0], gang.namespace, gang.name, uid=gang.uid)
 
 
 def delete_rest(cluster: Cluster, config_map: Item, scheduler: Scheduler) -> None:
-    """Delete what is left of a generation whose pods are gone, last of all its ConfigMap.
+    """Delete the remaining objects of a generation whose pods are gone, ConfigMap last.
 
-    By name, because nobody may read Secrets: the names of other generations differ.
+    They are deleted by name, because Secrets may not be read: the names of other generations differ.
     """
     namespace, name = place(config_map)
     for kind in created_kinds(scheduler):
@@ -162,5 +168,5 @@ def delete_rest(cluster: Cluster, config_map: Item, scheduler: Scheduler) -> Non
 
 
 def place(item: Item) -> tuple[str, str]:
-    """Namespace and name."""
+    """Return namespace and name of an object."""
     return item["metadata"]["namespace"], item["metadata"]["name"]

@@ -1,4 +1,7 @@
-"""Secret with the token of a job's pods. Not part of the ConfigMap, which everybody who sees the job may read."""
+"""Secret with the token of a job's pods.
+
+It is separate from the ConfigMap, which every user with access to the job may read.
+"""
 
 from typing import Any
 
@@ -6,7 +9,7 @@ from resources.compute.kubernetes.gang import Gang, annotations, labels
 
 KEY = "token"
 MASKED = "********"
-"""In the place of a token in what is printed, as in `hanzo-ml config show`."""
+"""Printed instead of a token, as in `hanzo-ml config show`."""
 
 
 def secret_name(gang: Gang) -> str:
@@ -14,7 +17,7 @@ def secret_name(gang: Gang) -> str:
 
 
 def token_name(name: str) -> str:
-    """Of the Secret of a gang that has this name."""
+    """Return the name of a gang's Secret."""
     return f"{name}-token"
 
 

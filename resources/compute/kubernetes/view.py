@@ -1,4 +1,4 @@
-"""View of the cluster at one moment: gangs, workloads, pods and nodes, read from mirrors and found by name."""
+"""Consistent view of gangs, workloads, pods and nodes, read from mirrors."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -20,22 +20,22 @@ from resources.compute.kubernetes.submission import GANG_KINDS, place
 from resources.compute.kubernetes.watch import SILENCE_SECONDS, Mirror
 
 CURRENT_SECONDS = SILENCE_SECONDS + 10.0
-"""A watch that is silent for that long has been given up, and its successor does not answer either."""
+"""A watch that is silent for that long has been dropped, and its successor got no answer either."""
 OURS = f"app={JOB_APP}"
-"""Selects the objects of jobs by their label."""
+"""Label selector of the objects of jobs."""
 
 
 @dataclass(frozen=True)
 class ClusterState:
-    """What the mirrors hold.
+    """Contents of the mirrors.
 
     Args:
-        gangs, deleted_gangs: by namespace and name; of those that were deleted the last state.
+        gangs, deleted_gangs: by namespace and name; deleted ones with their last state.
         workloads: by the uid of the gang that owns them.
         pods, deleted_pods: by namespace and name of their job.
-        queue_words: what the first of each queue waits for, in Kueue's words, by namespace and name of the queue.
-        config_maps: of jobs, in all generations, by namespace and name.
-        nodes: names of those that exist; `lost_nodes` of those do not answer.
+        queue_words: what the first Workload of each queue waits for, in Kueue's words, by namespace and name of the queue.
+        config_maps: ConfigMaps of jobs, in all generations, by namespace and name.
+        nodes: names of existing nodes; `lost_nodes` are those that are unreachable.
     """
 
     gangs: Mapping[tuple[str, str], GangState]
@@ -50,19 +50,19 @@ class ClusterState:
     lost_nodes: frozenset[str]
 
     def is_lost(self, pod: PodState) -> bool:
-        """Whether the node of a pod does not answer, or exists no more."""
+        """Return whether the node of a pod is unreachable or no longer exists."""
         return bool(pod.node) and (pod.node in self.lost_nodes or pod.node not in self.nodes)
 
 
 class ClusterView:
-    """Mirrors of all that a controller decides from."""
+    """Mirrors of all objects on which the controller bases its decisions."""
 
     def __init__(self, cluster: Cluster, gang_backend: str, changed: Callable[[], None]) -> None:
         self.gangs = Mirror(cluster, GANG_KINDS[gang_backend][0], changed, OURS)
         self.pods = Mirror(cluster, POD, changed, OURS)
         self.config_maps = Mirror(cluster, CONFIG_MAP, changed, OURS)
         self.nodes = Mirror(cluster, NODE, changed)
-        # Kueue gives its Workloads none of our labels.
+        # Kueue's Workloads do not have our labels.
         self.workloads = Mirror(cluster, WORKLOAD, changed) if gang_backend == "kueue" else None
         self.mirrors = [self.gangs, self.pods, self.config_maps, self.nodes]
         if self.workloads is not None:
@@ -74,7 +74,7 @@ class ClusterView:
 
     @property
     def problems(self) -> list[str]:
-        """Of mirrors that are not current, for people."""
+        """Descriptions of mirrors that are not current, for people."""
         return [f"{mirror.kind.plural}: {mirror.problem}" for mirror in self.mirrors if mirror.problem]
 
     @property
@@ -83,11 +83,11 @@ class ClusterView:
 
     @property
     def is_current(self) -> bool:
-        """Whether all mirrors have heard from the API server lately."""
+        """Whether all mirrors have recently received data from the API server."""
         return self.is_synced and all(mirror.silent_seconds < CURRENT_SECONDS for mirror in self.mirrors)
 
     def add(self, item: Item) -> None:
-        """An object that was just created, before its watch event arrives."""
+        """Add an object that was just created, before its watch event arrives."""
         for mirror in (self.gangs, self.config_maps):
             if item.get("kind") == mirror.kind.name:
                 mirror.put(item)
@@ -116,7 +116,7 @@ class ClusterView:
 
 
 def by_job(items: Sequence[Item]) -> dict[tuple[str, str], list[PodState]]:
-    """Pods by namespace and name of their job, by rank."""
+    """Group pods by namespace and name of their job, sorted by rank."""
     found: dict[tuple[str, str], list[PodState]] = defaultdict(list)
     for item in items:
         found[item["metadata"]["namespace"], job_name(item)].append(read_pod(item))
@@ -126,7 +126,7 @@ def by_job(items: Sequence[Item]) -> dict[tuple[str, str], list[PodState]]:
 
 
 def sort_queues(workloads: Sequence[WorkloadState]) -> dict[tuple[str, str], list[WorkloadState]]:
-    """All workloads that wait, by their queue and in its order."""
+    """Return waiting workloads by queue, in the order of the queue."""
     queues: dict[tuple[str, str], list[WorkloadState]] = defaultdict(list)
     for workload in workloads:
         if not workload.holds_quota and not workload.finished:

@@ -1,7 +1,7 @@
-"""Mirror of one kind of objects: a copy in memory, kept current by list and watch, from one thread.
+"""In-memory mirror of one kind of objects, updated by list and watch in one thread.
 
-A watch may end in silence: its server is gone, and nothing says so. So the server is asked to end each watch after
-`WATCH_SECONDS`, and a stream on which nothing came for longer than that has broken.
+A watch may die silently when its server is gone. Therefore each watch has a server-side timeout of `WATCH_SECONDS`, and a
+stream that received nothing for longer counts as broken.
 """
 
 import logging
@@ -17,7 +17,7 @@ WATCH_SECONDS = 30
 SILENCE_SECONDS = WATCH_SECONDS + 10.0
 RETRY_SECONDS = 1.0
 DELETED_SECONDS = 900.0
-"""How long the last state of a deleted object is kept: of a pod, it says why its program ended."""
+"""How long the last state of a deleted object is kept: that of a pod says why its program ended."""
 BOOKMARK = "BOOKMARK"
 
 
@@ -86,25 +86,25 @@ class Mirror:
             began = time.monotonic()
             try:
                 self.follow()
-                if time.monotonic() - began < RETRY_SECONDS:  # a server that ends each watch at once gets no storm of them
+                if time.monotonic() - began < RETRY_SECONDS:  # no request storm if the server ends each watch at once
                     time.sleep(RETRY_SECONDS)
             except ResourceVersionExpired:
                 self._version = None
             except ClusterError as problem:
-                if isinstance(problem, InvalidObject):  # the version is none that the server knows
+                if isinstance(problem, InvalidObject):  # the server does not know the version
                     self._version = None
                 if str(problem) != self._problem:
                     log.warning("watching %s: %s", self.kind.plural, problem)
                 self._problem = str(problem)
                 time.sleep(RETRY_SECONDS)
             except Exception:
-                # An object that cannot be read must not end the mirror: it lists again.
+                # An object that cannot be parsed must not end the mirror: it lists again.
                 log.exception("watching %s failed, will list again", self.kind.plural)
                 self._version = None
                 time.sleep(RETRY_SECONDS)
 
     def follow(self) -> None:
-        """List where that is needed, then follow one watch to its end. Raises ClusterError."""
+        """List if needed, then follow one watch to its end. Raises ClusterError."""
         if self._version is None:
             self.refresh()
         assert self._version is not None
@@ -116,7 +116,7 @@ class Mirror:
         self._note_contact()
 
     def refresh(self) -> None:
-        """List all. Raises ClusterError."""
+        """List all objects. Raises ClusterError."""
         items, self._version = self._cluster.list(self.kind, **self._selectors)
         self._replace(items)
         self._note_contact()
@@ -154,6 +154,6 @@ class Mirror:
 
 
 def without_managed_fields(item: Item) -> Item:
-    """Which client wrote which field is a third of an object, and nothing here reads it."""
+    """Drop `managedFields`, a third of an object's size, which nothing here reads."""
     item["metadata"].pop("managedFields", None)
     return item

@@ -15,25 +15,24 @@ from resources.compute.local.capacity import GPU_PROGRAMS, gpus_for
 from resources.compute.local.leases import Lease, Leases
 from resources.stack.detached_process import lock_folder, write_json_atomic
 
-# Admission of jobs to this machine: first come, first served, for a slot and GPUs.
-#
 # On a cluster, Kueue and the device plugin do this.
 
 TICKET_SECONDS = 60.0
-"""A ticket that was not renewed for so long is dropped: a supervisor polls its job several times a second."""
+"""Age at which a ticket that was not renewed expires: a supervisor polls its job several times a second."""
 
 
 @dataclass(frozen=True)
 class Admission:
-    """The queue of jobs that wait for `leases`: a ticket file per job in the folder of the leases."""
+    """Queue of jobs waiting for leases: one ticket file per job in the lease folder."""
 
     leases: Leases
 
     @contextmanager
     def admit(self, job: Job) -> Iterator[Lease | None]:
-        """Lease what a job needs, or None while it must wait: for running jobs, or for jobs that wait longer.
+        """Lease the slot and GPUs of a job, or yield None while it must wait.
 
-        The locks are released with the block, except those that a program has inherited by then.
+        A job waits for running jobs and for jobs that have waited longer. The locks are released at the end of the block,
+        except those that a program has inherited by then.
         """
         if job.program not in GPU_PROGRAMS:
             yield Lease()
@@ -43,7 +42,7 @@ class Admission:
             return
         self.leases.folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as held:
-            # One job at a time: two at once could each lock half of what both need.
+            # Admit one job at a time: two concurrent ones could each lock half of the GPUs that both need (deadlock).
             is_alone = held.enter_context(lock_folder(self.leases.folder)) is not None
             lease = self.leases.acquire(held, self.required_gpus(job)) if is_alone and self._is_next(job) else None
             self._renew_ticket(job)  # also when admitted: if its start fails, it keeps its place in the queue
@@ -54,14 +53,14 @@ class Admission:
                 self.withdraw(job)
 
     def required_gpus(self, job: Job) -> int:
-        """How many GPUs a job gets."""
+        """Return the number of GPUs that a job gets."""
         return gpus_for(job, self.leases.gpus)
 
     def describe_wait(self, job: Job) -> str:
-        """What a job waits for, for people."""
+        """Describe what a job waits for, for people."""
         running, slots, gpus = self.leases.running_jobs(), self.leases.slots, self.leases.gpus
         if slots is not None and (running >= slots or not gpus):
-            return f"waits for its turn: on this machine run {running} of at most {pluralize(slots, 'job')}"
+            return f"waits for its turn: {running} of at most {pluralize(slots, 'job')} on this machine run"
         return f"waits for GPUs of this machine: {self.required_gpus(job)} of {len(gpus or ())}"
 
     def withdraw(self, job: JobKey) -> None:
@@ -72,7 +71,10 @@ class Admission:
         return self.leases.folder / f"{hashlib.sha256(job.id.encode()).hexdigest()}.waits"
 
     def _renew_ticket(self, job: JobKey) -> None:
-        """Keep the job's place: the content of a ticket is when it was made, its modification time when it was renewed."""
+        """Keep the job's place in the queue.
+
+        The content of a ticket is its creation time, the modification time is its last renewal.
+        """
         ticket = self._ticket(job)
         try:
             os.utime(ticket)
@@ -80,10 +82,13 @@ class Admission:
             write_json_atomic(ticket, time.time_ns())
 
     def _is_next(self, job: JobKey) -> bool:
-        """Whether no job waits longer. Strict order: small jobs would otherwise take every GPU that a large one needs."""
+        """Return whether no job has waited longer.
+
+        The order is strict: small jobs would otherwise starve a large one of GPUs.
+        """
         since = {}
         for ticket in self.leases.folder.glob("*.waits"):
-            with suppress(FileNotFoundError):  # withdrawn at this moment
+            with suppress(FileNotFoundError):  # withdrawn concurrently
                 if time.time() - ticket.stat().st_mtime > TICKET_SECONDS:
                     ticket.unlink()
                 else:

@@ -58,11 +58,11 @@ class LocalCompute(Compute):
     Args:
         jobs: folder of the work folders of all jobs.
         source: folder in which `recipes` is importable.
-        max_restarts: how often a job that was killed, or exits to be restarted, starts again before it counts as failed;
-            as its schedule says when unset. Preemptions are not counted.
+        max_restarts: maximum number of restarts after a kill or an exit that requests a restart; defaults to the job's
+            schedule. Preemptions are not counted.
         grace_seconds: time between SIGTERM and SIGKILL when a job is cancelled.
-        leases: makes the leases of slots and GPUs when a job is first started; without it, jobs are not limited and a
-            program takes the GPUs that it finds.
+        leases: creates the leases of slots and GPUs when a job is first started; without it, jobs are not limited and a
+            program uses all GPUs that it finds.
         meter: records the GPUs that attempts hold.
     """
 
@@ -88,15 +88,22 @@ class LocalCompute(Compute):
 
     @cached_property
     def admission(self) -> Admission:
-        """Made when it is first needed: it asks the GPU driver, which a process that only reads logs need not load."""
+        """Admission queue, created lazily.
+
+        It queries the GPU driver, which a process that only reads logs need not load.
+        """
         return Admission(self._leases())
 
     def folder(self, job: JobKey) -> Path:
-        """The work folder of a job."""
+        """Return the work folder of a job."""
         return work_folder(self.jobs, job)
 
     def submit(self, job: Job) -> None:
-        """Raises BadConfiguration: the job asks for more than one machine, or its program lacks a package here."""
+        """Start the job, or attach to it.
+
+        Raises:
+            BadConfiguration: the job requests more than one node, or its program needs a package that is not installed.
+        """
         if job.distributed and job.distributed.num_nodes > 1:
             raise BadConfiguration(
                 f"the job asks for {job.distributed.num_nodes} nodes, this machine is one: set distributed.num_nodes to 1"
@@ -106,19 +113,23 @@ class LocalCompute(Compute):
         job = job.model_copy(update={"work_dir": str(work)})
         write_document(job, work / JOB_FILE)
         with lock_folder(work) as descriptor:
-            # Checked under the lock: a process that ended a moment ago may have done the work.
+            # Check under the lock: a process that has just ended may have done the work.
             if descriptor is not None and not self.result(job) and not (work / QUEUED_START_FILE).exists():
                 refuse_missing_packages(job.program)
                 self._start(job, work, descriptor, Start(attempt=1, faults=0))
 
     def observe(self, job: JobKey) -> Observation:
-        """Raises FileNotFoundError: the job was never submitted."""
+        """Return the state of a job; restart its program if allowed.
+
+        Raises:
+            FileNotFoundError: the job was never submitted.
+        """
         work = self.folder(job)
         job = Job.model_validate_json((work / JOB_FILE).read_bytes())
         follow_clock_change(work)
         over = is_time_over(job, work)
         if over and is_running(work):
-            self.cancel(job)  # it may save a checkpoint, or end well, in its grace period
+            self.cancel(job)  # it may save a checkpoint or succeed within its grace period
         with lock_folder(work) as descriptor:
             attempt = read_number(work / ATTEMPT_FILE)
             if descriptor is None:
@@ -134,13 +145,13 @@ class LocalCompute(Compute):
             if over:
                 terminate_leftovers(job)
                 limit = job.schedule.max_duration
-                detail = f"it took longer than schedule.max_duration, {limit}: what it saved stays, give it more time"
+                detail = f"it exceeded schedule.max_duration ({limit}): what it saved is kept, increase the limit to resume"
                 record_exit(work, ExitReason.TIMED_OUT, detail)
                 return Observation(Phase.FAILED, attempt, detail, ExitReason.TIMED_OUT)
             ended = read_exit_document(work) or record_kill(work)
             retries = job.schedule.retries if self.max_restarts is None else self.max_restarts
             begin = next_start(ended, attempt, work, retries)
-            terminate_leftovers(job)  # they would compute on GPUs that are leased to another job by then
+            terminate_leftovers(job)  # they would use GPUs that may be leased to another job
             if begin is None:
                 return Observation(Phase.FAILED, attempt, ended.message, ended.reason)
             return self._start(job, work, descriptor, begin)
@@ -179,7 +190,10 @@ class LocalCompute(Compute):
         return queued_until.stat().st_mtime_ns // 1_000_000 if queued_until.exists() else 0
 
     def _start(self, job: Job, work: Path, descriptor: int, begin: Start) -> Observation:
-        """Start the program, or queue it until it is admitted: the next poll tries again. Nothing changes on an error."""
+        """Start the program, or queue it until it is admitted.
+
+        A queued start is retried at the next poll. An error changes nothing.
+        """
         queued, now = work / QUEUED_START_FILE, time.time()
         with self.admission.admit(job) as lease:
             if lease is None:
@@ -188,7 +202,7 @@ class LocalCompute(Compute):
                     write_json_atomic(queued, begin.model_copy(update={"used": used}).model_dump())
                 detail = "; ".join(filter(None, (self.admission.describe_wait(job), begin.detail)))
                 return Observation(Phase.PENDING, begin.attempt, detail, begin.reason)
-            # Before any file changes: while the metadata is unavailable, this does not count as an attempt.
+            # Before any file changes, so that a start that fails because the metadata is unavailable counts no attempt.
             env = {**environment(job), **self.credentials.issue(job), **lease.variables}
             self._meter.start(job, len(lease.gpus or ()))
             if begin.attempt == 1:
@@ -216,7 +230,7 @@ class LocalCompute(Compute):
 
 
 def open_backend(settings: Settings, credentials: Credentials) -> LocalCompute:
-    """The backend of this machine, with its state in the state folder."""
+    """Open the local backend, with its state in the state folder."""
 
     def leases() -> Leases:
         scheduler = settings.scheduler
@@ -233,13 +247,20 @@ def open_backend(settings: Settings, credentials: Credentials) -> LocalCompute:
 
 
 def refuse_missing_packages(program: Program) -> None:
-    """Raises BadConfiguration: the program imports PyTorch as it starts, and the extra `train` is not installed."""
+    """Check that the packages of a program are installed.
+
+    Raises:
+        BadConfiguration: the program imports PyTorch and the extra `train` is not installed.
+    """
     if program in TORCH_PROGRAMS and (problem := lacking(f"the program {program}", TRAIN)):
         raise BadConfiguration(problem)
 
 
 def write_document(job: Job, path: Path) -> None:
-    """Write the document of a job, unless it is there: attaching to a running program writes nothing."""
+    """Write the job document unless an equal one exists.
+
+    Attaching to a running program thus writes nothing.
+    """
     try:
         if Job.model_validate_json(path.read_bytes()) == job:
             return
@@ -249,6 +270,6 @@ def write_document(job: Job, path: Path) -> None:
 
 
 def terminate_leftovers(job: JobKey) -> None:
-    """Kill processes of a user's command that outlived its program, because that was killed."""
+    """Kill processes of a user's command that outlived the killed program."""
     if job.program is Program.COMMAND:
         kill_job_processes(job.id)

@@ -7,27 +7,27 @@ from recipes.contracts.job import Job, Program
 from resources.compute.base import PROGRAM_ENVIRONMENT, SHUTDOWN_SECONDS
 
 MULTI_PROCESS_ENVIRONMENT = {
-    # All processes of a job are on this machine, whose own host name may not resolve.
+    # All processes of a job are on this machine, whose host name may not resolve.
     "GLOO_SOCKET_IFNAME": "lo",
-    # torchrun sets this itself, but with a warning of four lines; the program sets the threads of each process.
+    # torchrun sets this too, but prints a four-line warning; the program sets the thread count of each process.
     "OMP_NUM_THREADS": "1",
 }
 """In addition to `PROGRAM_ENVIRONMENT`, for jobs of several processes."""
 COMMAND_ENVIRONMENT = {
     "GLOO_SOCKET_IFNAME": "lo",
-    # torchrun's default is port 29500, where all jobs of this machine would meet.
+    # torchrun's default port 29500 would collide between jobs on this machine.
     "PET_RDZV_BACKEND": "c10d",
     "PET_RDZV_ENDPOINT": "127.0.0.1:0",
     "PET_LOCAL_ADDR": "127.0.0.1",
     "PET_SHUTDOWN_TIMEOUT": str(SHUTDOWN_SECONDS),
 }
-"""Instead of both, for a user's own command: what its libraries print and download is up to the user."""
+"""Replaces both for a user's own command: what its libraries print and download is up to the user."""
 RANK_LOGS = "processes"
-"""Folder in which torchrun writes the output of all ranks but the first."""
+"""Folder for the output of all ranks but the first, written by torchrun."""
 
 
 def environment(job: Job) -> dict[str, str]:
-    """Environment variables of a job's program."""
+    """Return the environment variables of a job's program."""
     if job.program is Program.COMMAND:
         shape = {"PET_NPROC_PER_NODE": str(job.distributed.gpus_per_node)} if job.distributed else {}
         return {**COMMAND_ENVIRONMENT, **shape}
@@ -35,19 +35,20 @@ def environment(job: Job) -> dict[str, str]:
 
 
 def needs_torchrun(job: Job) -> bool:
-    """Whether the program runs under torchrun: in several processes, or sharded, which has another checkpoint format.
+    """Return whether the program runs under torchrun.
 
-    A user's own command starts its processes itself.
+    It does with several processes, and when sharded, because the checkpoint format differs. A user's own command starts its
+    processes itself.
     """
     shape = job.distributed
     return job.program is not Program.COMMAND and shape is not None and (shape.gpus_per_node > 1 or shape.strategy != "ddp")
 
 
 def command(job: Job, job_file: Path) -> list[str]:
-    """Command line of a job's program: itself, or torchrun with its ranks.
+    """Return the command line of a job's program, under torchrun if needed.
 
-    Only the first rank writes progress to the log; errors of all ranks are in it. No rank outlives torchrun, which holds the
-    job's lock: the job can be restarted when it is gone.
+    Only the first rank writes progress to the log, but errors of all ranks are in it. No rank outlives torchrun, which holds
+    the job's lock: once torchrun is gone, the job can be restarted.
     """
     program = ["-m", f"recipes.{job.program}", str(job_file)]
     shape = job.distributed

@@ -17,18 +17,24 @@ from resources.metadata.outbox import now_ms
 log = logging.getLogger(__name__)
 
 WATCHED_SECONDS = 10.0
-"""An attempt that was seen running so recently ended now."""
+"""An attempt that was seen running within this time is recorded as ended now."""
 
 
 class Meter(Protocol):
-    """Records of what attempts hold: `start` before a program starts, `extend` at each poll, `end` once it is gone."""
+    """Meter of the GPUs that attempts hold.
+
+    Call `start` before a program starts, `extend` at each poll, `end` once the program is gone.
+    """
 
     def start(self, job: Job, gpus: int) -> None: ...
 
     def extend(self, job: JobKey) -> None: ...
 
     def end(self, job: JobKey, last_sign: float) -> None:
-        """`last_sign` is when the program last wrote something, in seconds since 1970: it may have ended unwatched."""
+        """Close the record of an attempt, which may have ended unobserved.
+
+        `last_sign` is when the program last wrote something, in seconds since 1970.
+        """
 
 
 class NoMeter:
@@ -49,7 +55,7 @@ class GpuMeter:
 
     Args:
         database: opens the metadata database when it is first needed.
-        gpu_type: of this machine's GPUs, for jobs that name none.
+        gpu_type: type of this machine's GPUs, for jobs that specify none.
     """
 
     def __init__(
@@ -67,7 +73,7 @@ class GpuMeter:
 
     def start(self, job: Job, gpus: int) -> None:
         with self._connect().write() as connection:
-            close_usage(connection, job)  # of an attempt whose end nobody saw
+            close_usage(connection, job)  # left open by an attempt whose end was not observed
             if gpus:
                 gpu_type = job.hardware.gpu_type or self._gpu_type()
                 open_usage(connection, job, uuid.uuid4().hex, gpus, gpu_type, now_ms())

@@ -1,7 +1,7 @@
-"""Variables of this process that a job on this machine inherits: an allow-list, so that it is given no secret of the stack.
+"""Allow-list of environment variables that a local job inherits.
 
-The database's address, tokens of the person who started the stack and settings stay out. A job declares what else it needs
-(`env`). Keys of the object store are given where the store needs some.
+It excludes the stack's secrets: database address, settings, and tokens of the user who started the stack. A job declares
+other variables in `env`. Keys of the object store are inherited if the store needs them.
 """
 
 from collections.abc import Mapping
@@ -23,15 +23,18 @@ PREFIXES = (
     *("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TOKENIZERS_", "SAFETENSORS_"),
 )
 STORE_PREFIX = "AWS_"
-"""What the S3 library takes its keys, region and certificates from."""
+"""Variables from which the S3 library reads its keys, region and certificates."""
 
 
 def inherited_environment(variables: Mapping[str, str], store: StoreAddress) -> dict[str, str]:
-    """The variables that a job of this store inherits."""
+    """Return the variables that a job using this store inherits."""
     prefixes = (*PREFIXES, STORE_PREFIX) if needs_keys(store) else PREFIXES
     return {name: value for name, value in variables.items() if name in NAMES or name.startswith(prefixes)}
 
 
 def needs_keys(store: StoreAddress) -> bool:
-    """Whether programs sign in to the object store: not to a folder, and not where the API signs for them."""
+    """Return whether programs need keys for the object store.
+
+    They need none for a folder, or if the API signs their requests.
+    """
     return store.root.startswith(("http://", "https://"))

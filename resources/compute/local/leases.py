@@ -1,9 +1,9 @@
 """Leases of job slots and GPUs, by lock files.
 
-A lease is held by whoever holds the lock of its folder. A program inherits the locks from the supervisor that starts it
-(`resources.stack.detached_process`), so they are released when its last process ends, whichever supervisor died before.
-Dagster's pool cannot count this: a program outlives its killed run worker, whose pool slot is free then, and three jobs
-trained where two may.
+Holding a lease means holding the lock of its folder. A program inherits the locks from the supervisor that starts it
+(`resources.stack.detached_process`), so they are released when its last process ends, even if its supervisor died before.
+A Dagster pool cannot enforce this: a program outlives its killed run worker, whose pool slot is then free, and three jobs
+trained where two were allowed.
 """
 
 from contextlib import ExitStack
@@ -18,9 +18,9 @@ SLOT = "place-"
 
 @dataclass(frozen=True)
 class Lease:
-    """The GPUs of a job, as `CUDA_VISIBLE_DEVICES` names them, and the descriptors of its locks.
+    """GPUs of a job, named as in `CUDA_VISIBLE_DEVICES`, and its lock descriptors.
 
-    Where no GPUs are known, `gpus` is None and a program takes what it finds.
+    If no GPUs are known, `gpus` is None and the program uses what it finds.
     """
 
     gpus: tuple[str, ...] | None = None
@@ -33,11 +33,11 @@ class Lease:
 
 @dataclass(frozen=True)
 class Leases:
-    """The leases of this machine, in a folder.
+    """Leases of this machine, in a folder.
 
     Args:
-        gpus: names of the GPUs that jobs may use; None where no GPU is known.
-        slots: how many jobs may run at the same time; None for no limit.
+        gpus: names of the GPUs that jobs may use; None if no GPU is known.
+        slots: maximum number of concurrent jobs; None for no limit.
     """
 
     folder: Path
@@ -45,7 +45,10 @@ class Leases:
     slots: int | None = None
 
     def acquire(self, held: ExitStack, gpu_count: int) -> Lease | None:
-        """Lease a slot and GPUs, all or nothing. `held` releases the locks, except those that a program has inherited."""
+        """Lease a slot and GPUs, all or nothing.
+
+        `held` releases the locks, except those that a program has inherited.
+        """
         slot = self._acquire_slot(held)
         if slot is None:
             return None
@@ -61,11 +64,11 @@ class Leases:
         return Lease(None if self.gpus is None else tuple(found), (*slot, *found.values()))
 
     def running_jobs(self) -> int:
-        """How many jobs hold a slot, also a slot beyond a limit that was lowered since."""
+        """Return how many jobs hold a slot, including slots above a since lowered limit."""
         return sum(map(is_running, self.folder.glob(f"{SLOT}*")))
 
     def _acquire_slot(self, held: ExitStack) -> tuple[int, ...] | None:
-        """The lock of a slot; None where all are taken, and an empty tuple where there is no limit."""
+        """Lock a free slot; None if all are held, an empty tuple without a limit."""
         if self.slots is None:
             return ()
         if self.running_jobs() >= self.slots:

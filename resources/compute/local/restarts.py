@@ -18,14 +18,14 @@ from resources.compute.local.work_folder import (
 from resources.stack.detached_process import LOG_FILE, write_json_atomic
 
 PROGRESS_SECONDS = 3600.0
-"""An attempt that ran for so long made progress: a run of weeks is killed more often than one that never gets anywhere."""
+"""An attempt of this length counts as progress, because a run of weeks may be killed many times."""
 
 
 class Start(BaseModel, frozen=True):
-    """The next attempt; of a restart, how the last attempt ended, and how many attempts ended by a fault.
+    """The next attempt, the number of counted faults, and how the last attempt ended.
 
-    `used` are the seconds of its time limit that a job had used when it began to wait: waiting uses none, however many
-    supervisors were killed while they were starting it.
+    `used` is how many seconds of its time limit a job had used when it began to wait. Waiting uses none, even if supervisors
+    are killed while they start the job.
     """
 
     attempt: int
@@ -36,7 +36,10 @@ class Start(BaseModel, frozen=True):
 
 
 def made_progress(work: Path) -> bool:
-    """Whether the last attempt did: a run that saves checkpoints may be killed any number of times and still completes."""
+    """Return whether the last attempt saved a checkpoint or ran long.
+
+    A run that saves checkpoints may be killed any number of times and still completes.
+    """
     manifests = (work / CHECKPOINTS_FOLDER).rglob(MANIFEST_FILE)
     saved = [file.stat().st_mtime for file in manifests if file.parent.name.isdigit()]
     ran_long = attempt_seconds(work) > PROGRESS_SECONDS
@@ -44,9 +47,9 @@ def made_progress(work: Path) -> bool:
 
 
 def next_start(ended: ExitDocument, attempt: int, work: Path, max_restarts: int) -> Start | None:
-    """The start that follows an ended attempt; None where the job has failed.
+    """Return the start that follows an ended attempt; None if the job has failed.
 
-    The exit reason decides, and how many attempts were counted since the last one that made progress.
+    Decided by the exit reason and the number of counted attempts since the last one that made progress.
     """
     before = 0 if made_progress(work) else read_number(work / FAILED_ATTEMPTS_FILE)
     faults = before + ended.reason.counts
@@ -56,36 +59,42 @@ def next_start(ended: ExitDocument, attempt: int, work: Path, max_restarts: int)
 
 
 def attempt_seconds(work: Path) -> float:
-    """Seconds from the start of the last attempt to the last line of its log."""
+    """Return the seconds from the start of the last attempt to its last log line."""
     log = work / LOG_FILE
     return log.stat().st_mtime - (work / ATTEMPT_FILE).stat().st_mtime if log.is_file() else 0.0
 
 
-# The kernel counts the processes that it killed because memory ran out, on the whole machine and also for a cgroup's limit:
-# evidence only about a process that was killed without writing an exit reason.
+# The kernel counts its out-of-memory kills for the whole machine, cgroup limits included: evidence only about a process
+# that was killed without writing an exit reason.
 
 VMSTAT = Path("/proc/vmstat")
 
 
 def memory_kills(vmstat: Path = VMSTAT) -> int:
-    """Number of out-of-memory kills since boot; 0 where the kernel does not report it (before Linux 4.13)."""
+    """Return the number of out-of-memory kills since boot.
+
+    0 if the kernel does not report it (before Linux 4.13).
+    """
     counts = dict(line.split() for line in vmstat.read_text(encoding="utf-8").splitlines()) if vmstat.is_file() else {}
     return int(counts.get("oom_kill", 0))
 
 
 KILL_MESSAGES = {
     ExitReason.KILLED: "killed",
-    ExitReason.OOM_KILLED: "killed by the kernel, for want of memory",
+    ExitReason.OOM_KILLED: "killed by the kernel for lack of memory",
 }
 
 
 def record_memory_kills(work: Path) -> None:
-    """Note the kernel's count as an attempt starts, so that a kill during it can be told from earlier ones."""
+    """Record the kernel's count at the start of an attempt, to recognize later kills."""
     write_json_atomic(work / MEMORY_KILLS_FILE, memory_kills())
 
 
 def record_kill(work: Path) -> ExitDocument:
-    """The exit document of an attempt that was killed before it could write one. After OOM, recovery is asked for."""
+    """Write the exit document of an attempt that was killed before it could.
+
+    After an OOM kill, also request recovery.
+    """
     counted = work / MEMORY_KILLS_FILE
     if not counted.is_file() or memory_kills() <= int(counted.read_text(encoding="utf-8")):
         return record_exit(work, ExitReason.KILLED, KILL_MESSAGES[ExitReason.KILLED])
@@ -94,7 +103,10 @@ def record_kill(work: Path) -> ExitDocument:
 
 
 def record_exit(work: Path, reason: ExitReason, message: str) -> ExitDocument:
-    """Write why the supervisor counts the newest attempt as ended. On a full disk the answer alone has it."""
+    """Write and return why the supervisor counts the newest attempt as ended.
+
+    On a full disk it is only returned.
+    """
     document = ExitDocument(code=None, message=message, reason=reason)
     with suppress(OSError):
         write_json_atomic(work / EXIT_FILE, document.model_dump(mode="json"))

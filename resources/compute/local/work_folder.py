@@ -9,23 +9,22 @@ from recipes.contracts.quantities import parse_duration
 from resources.compute.base import JobKey
 from resources.stack.detached_process import LOG_FILE, write_json_atomic
 
-# The work folder of a job on this machine, and the files with which the local backend keeps its state there.
-#
-# Names are stored: folders and files of earlier releases are found again.
+# Files with which the local backend keeps its state in the work folder. The names must not change: folders of earlier
+# releases must remain readable.
 
 JOB_FILE = "job.json"
 """The document that the next attempt of the program reads."""
 ATTEMPT_FILE = "attempt.json"
 FAILED_ATTEMPTS_FILE = "faults.json"
-"""How many attempts ended for another reason than preemption."""
+"""Number of attempts that ended for another reason than preemption."""
 QUEUED_START_FILE = "waits.json"
 """The start that is due as soon as the job is admitted."""
 QUEUED_UNTIL_FILE = "waited"
 """Its modification time is when the job was last admitted after waiting."""
 TIME_START_FILE = "began.json"
-"""When the job's time limit started, in seconds since 1970, moved forward by as long as nothing ran."""
+"""When the job's time limit started, in seconds since 1970, moved forward by the time in which nothing ran."""
 CLOCK_FILE = "clock.json"
-"""The clock by which the time limit started, to notice when it is set."""
+"""Offset of the wall clock when the time limit started, to detect when the clock is set."""
 MEMORY_KILLS_FILE = "memory_kills.json"
 """The kernel's count of out-of-memory kills when the attempt started."""
 CHECKPOINTS_FOLDER = "checkpoints"
@@ -33,10 +32,10 @@ CHECKPOINTS_FOLDER = "checkpoints"
 
 
 def work_folder(jobs: Path, job: JobKey) -> Path:
-    """Folder of a job's program below `jobs`.
+    """Return the folder of a job's program below `jobs`.
 
-    Programs that belong to a submitted job share its folder: `evaluate-ID` and `convert-ID` work in ID's. Those that are
-    derived from a dataset version, with an id that starts with the program's name, have a folder of their own.
+    Programs that belong to a submitted job share its folder: `evaluate-ID` and `convert-ID` work in the folder of ID. Those
+    derived from a dataset version, whose id starts with the program's name, have their own folder.
     """
     prefix = f"{job.program}-".replace("_", "-")
     if job.program in (Program.EVALUATE, Program.CONVERT):
@@ -52,24 +51,25 @@ def read_number(path: Path) -> int:
 
 
 def last_sign(work: Path) -> float:
-    """When a program of the job last wrote something here, in seconds since 1970; 0 where it never did."""
+    """Return when the program last wrote here, in seconds since 1970; 0 if never."""
     files = (work / LOG_FILE, work / ATTEMPT_FILE, work / EXIT_FILE)
     return max((file.stat().st_mtime for file in files if file.is_file()), default=0.0)
 
 
-# The time that a job may take over all its attempts: `schedule.max_duration` (row G5).
+# Time limit of a job over all its attempts: `schedule.max_duration`.
 #
-# Time in which nothing ran does not count: while it waited, while the stack was down, and what the clock was set by.
+# Time in which nothing ran does not count: waiting, downtime of the stack, and changes of the wall clock.
 
 MIN_CLOCK_CHANGE_SECONDS = 10.0
-"""A clock that is set by less changes little of what a job may take."""
+"""Smaller changes of the wall clock are ignored: they matter little for a job's time limit."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def start_time(job: Job, work: Path, now: float) -> float:
-    """When the time limit of a job that starts at `now` started; `now` again for a job whose time was used up.
+    """Return when the time limit of a job starting at `now` began.
 
-    The log shows until when it ran: a stack that was down, or a job that failed yesterday, has used no time since.
+    `now` if its time was used up. The log shows when it last ran: downtime of the stack, or the time since a job failed,
+    uses none of the limit.
     """
     began, log = work / TIME_START_FILE, work / LOG_FILE
     if not began.is_file() or not log.is_file() or is_time_over(job, work):
@@ -87,16 +87,16 @@ def read_start(work: Path) -> float:
 
 
 def is_time_over(job: Job, work: Path) -> bool:
-    """Whether a job has used up its time."""
+    """Return whether a job has used up its time."""
     started = (work / TIME_START_FILE).is_file()
     return started and time.time() > read_start(work) + parse_duration(job.schedule.max_duration)
 
 
 def follow_clock_change(work: Path) -> None:
-    """Move the start of the time limit with the clock: set forward by two hours, it ended jobs that may take one.
+    """Move the start of the time limit along with a changed wall clock.
 
-    The clock is compared with the last time that a supervisor looked, whichever it was. After a reboot there is nothing to
-    compare with.
+    A clock that was set forward by two hours ended jobs with a limit of one hour. The clock is compared with its offset at
+    the last poll of any supervisor; after a reboot there is nothing to compare with.
     """
     if not (work / TIME_START_FILE).is_file():
         return
@@ -113,10 +113,10 @@ def follow_clock_change(work: Path) -> None:
 
 
 def clock_offset() -> float:
-    """How far the clock is ahead of the one that nobody sets."""
+    """Return how far the wall clock is ahead of the monotonic clock."""
     return time.time() - time.monotonic()
 
 
 def boot_id() -> str:
-    """Identifies a boot of this machine: the monotonic clock starts with it."""
+    """Return the id of this machine's boot, at which the monotonic clock starts."""
     return BOOT_ID.read_text(encoding="utf-8").strip() if BOOT_ID.is_file() else ""

@@ -49,7 +49,7 @@ def test_file_is_downloaded_once(tmp_path: Path) -> None:
 
 def test_interrupted_download_resumes(tmp_path: Path) -> None:
     server = Server(breaks_after=1000)
-    with pytest.raises(EngineUnavailable, match="broke off after 1000 of 10240 bytes"):
+    with pytest.raises(EngineUnavailable, match="interrupted after 1000 of 10240 bytes"):
         fetch(tmp_path, server)
     assert fetch(tmp_path, server).read_bytes() == CONTENT
     assert server.ranges == [None, "bytes=1000-"]

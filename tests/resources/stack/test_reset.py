@@ -82,7 +82,7 @@ def test_beside_a_running_stack_it_empties_the_store_and_events_go_on_being_numb
 @pytest.mark.parametrize(
     ("arguments", "variables", "says"),
     [
-        ((), {}, "say --yes"),
+        ((), {}, "confirm with --yes"),
         (("--yes",), {"HANZO_ML_AUTH_VERIFY_TOKENS": "true"}, "production mode"),
         (("--yes",), {}, "job j is running"),
     ],

@@ -1,7 +1,7 @@
 """Controller of jobs on a cluster: `python -m resources.compute.kubernetes.controller`.
 
-The only writer of a job's objects and of its phase. It reconciles once a second and after each change. What it knows is in
-the API server and the database alone: it may be killed between any two calls. One of several leads (`leader`).
+The only writer of a job's objects and its phase. It reconciles once a second and after each change. All its state is in the
+API server and the database: it may be killed between any two calls. Of several instances one is the leader (`leader`).
 """
 
 import logging
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 INTERVAL_SECONDS = 1.0
 MIN_INTERVAL_SECONDS = 0.1
-"""Between two passes: changes that come together are one."""
+"""Minimum time between two passes, which batches simultaneous changes."""
 
 
 def control(
@@ -43,7 +43,7 @@ def control(
         while not stopped.is_set():
             changed.clear()
             try:
-                # From copies that are not current, running attempts would look as if their pods were gone.
+                # With outdated mirrors, the pods of running attempts would seem to be gone.
                 again = reconciler.reconcile() if view.is_current else False
             except (SQLAlchemyError, RowLocked) as problem:
                 log.warning("the database does not answer, will retry: %s", problem)
@@ -55,7 +55,7 @@ def control(
 
 
 def run(settings: Settings, stopped: threading.Event) -> None:
-    """Until it is stopped. Whatever fails is tried again."""
+    """Run the controller until it is stopped; retry all failures."""
     changed = threading.Event()
     cluster = open_cluster(settings.scheduler.kubeconfig)
     view = ClusterView(cluster, settings.scheduler.gang_backend, changed.set)

@@ -1,4 +1,4 @@
-"""When the objects of a job are created: once its earlier pods are gone, some jobs per pass, and again after a refusal."""
+"""Create the objects of jobs: after earlier pods are gone, limited per pass, with retries."""
 
 import logging
 import shlex
@@ -33,14 +33,14 @@ from resources.settings.scheduler import Scheduler
 log = logging.getLogger(__name__)
 
 MAX_CREATIONS = 32
-"""Jobs whose objects are created in one pass: the others' phases do not wait for hundreds that were submitted at once."""
+"""Jobs whose objects are created in one pass, so that hundreds of submissions do not delay the phases of other jobs."""
 RETRY_SECONDS = 5.0
-"""Pause before objects are created again after the API server could not."""
+"""Pause before a failed creation is retried."""
 
 
 @dataclass(frozen=True)
 class Creation:
-    """Of one job: its rendered objects, its token, and its state where nothing prevents it."""
+    """Planned creation for one job: rendered objects, token, and the state if it succeeds."""
 
     job: ClusterJob
     document: Job
@@ -67,17 +67,17 @@ class Creator:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether this pass may create nothing more."""
+        """Whether this pass has reached its limit of creations."""
         return len(self._planned) >= MAX_CREATIONS
 
     def plan(self, document: Job, snapshot: Snapshot, decided: JobState) -> JobState | None:
-        """Plan to create what a job lacks, once no pod of an earlier attempt is left.
+        """Plan to create a job's missing objects once earlier pods are gone.
 
-        Returns its state where something prevents that; else `create_planned` does.
+        Return the job's state if something prevents that; otherwise `create_planned` returns it.
         """
         job, key = snapshot.job, snapshot.job.generation_key
         if snapshot.gang is None and snapshot.pods:
-            waits = f"waits for {pluralize(len(snapshot.pods), 'pod')} of the attempt before to end"
+            waits = f"waits for {pluralize(len(snapshot.pods), 'pod')} of the previous attempt to end"
             return replace(decided, detail="; ".join(filter(None, (decided.detail, waits))))
         if time.monotonic() < self._retry_at.get(key, 0.0):
             return replace(decided, detail=job.detail)
@@ -91,7 +91,7 @@ class Creator:
         return None
 
     def create_planned(self) -> list[tuple[ClusterJob, JobState]]:
-        """Create the objects of all planned jobs. Returns their states."""
+        """Create the objects of all planned jobs and return their states."""
         planned, self._planned = self._planned, []
         calls = [partial(create_objects, self._cluster, creation.items, creation.token) for creation in planned]
         results = self._requests.run(calls)
@@ -109,7 +109,7 @@ class Creator:
             self._tokens.settle(key, is_used=False)
             return refuse(creation.state, result)
         if isinstance(result, ClusterError):
-            # Of this job alone: a quota or a webhook that refuses one must not hold up those behind it.
+            # Delay only this job: a quota or webhook that rejects one must not block the others.
             self._tokens.keep(key)
             self._retry_at[key] = time.monotonic() + RETRY_SECONDS
             return replace(creation.state, detail=self._explain(creation, result))
@@ -120,7 +120,7 @@ class Creator:
         return creation.state
 
     def _explain(self, creation: Creation, problem: ClusterError) -> str:
-        """Why a job waits for its objects, and who can change that."""
+        """Explain why a job waits for its objects, and how to change that."""
         namespace = creation.job.namespace
         words = f"its objects cannot be created, will retry: {problem}"
         if isinstance(problem, QuotaExceeded):
@@ -133,5 +133,5 @@ class Creator:
 
 
 def refuse(decided: JobState, problem: Exception) -> JobState:
-    """The end of a job that cannot be rendered, or whose objects the API server will never accept."""
+    """Return the state of a job whose objects cannot be rendered or are invalid."""
     return replace(decided, phase=Phase.FAILED, detail=str(problem), reason=ExitReason.BAD_CONFIGURATION)

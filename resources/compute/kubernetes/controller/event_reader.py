@@ -1,4 +1,4 @@
-"""Events about a gang whose pods do not start, read from the cluster at most every few seconds."""
+"""Read events of gangs whose pods do not start, with a limited request rate."""
 
 import logging
 import time
@@ -15,11 +15,11 @@ from resources.metadata.cluster_jobs import GenerationKey
 log = logging.getLogger(__name__)
 
 INTERVAL_SECONDS = 3.0
-"""Between two requests for the events of one job."""
+"""Time between two requests for the events of one job."""
 MAX_HELD_PODS = 3
-"""Of a job, whose events are read."""
+"""Pods of a job whose events are read."""
 MAX_GANGS = 16
-"""Whose events are read in one pass: those that have waited longest."""
+"""Gangs whose events are read in one pass: those whose last read is oldest."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ NOT_SEEN = SeenEvents(at=float("-inf"))
 
 
 class EventReader:
-    """Reads the events of gangs that hold their nodes and do not run."""
+    """Reader of the events of admitted gangs that do not run."""
 
     def __init__(self, cluster: Cluster, requests: Requests) -> None:
         self._cluster = cluster
@@ -40,13 +40,16 @@ class EventReader:
         self._seen: dict[GenerationKey, SeenEvents] = {}
 
     def add_events(self, snapshots: Sequence[Snapshot]) -> list[Snapshot]:
-        """The snapshots with their events since the newest attempt ended, oldest first, where something holds the gang."""
+        """Return the snapshots, with events for gangs that are held.
+
+        The events are those since the newest attempt ended, oldest first.
+        """
         held = [snapshot for snapshot in snapshots if find_hold(snapshot) is not None]
         self.forget({snapshot.job.generation_key for snapshot in held})
         before = time.monotonic() - INTERVAL_SECONDS
         due = sorted((found for found in held if self._seen_at(found) <= before), key=self._seen_at)[:MAX_GANGS]
         for snapshot, found in zip(due, self._requests.run([partial(self._read, each) for each in due]), strict=True):
-            if isinstance(found, ClusterError):  # they only explain: the rest of the pass goes on
+            if isinstance(found, ClusterError):  # events are only explanations: continue the pass
                 log.warning("events of %s cannot be read: %s", snapshot.job.name, found)
                 found = ()
             self._seen[snapshot.job.generation_key] = SeenEvents(time.monotonic(), found)
@@ -64,7 +67,7 @@ class EventReader:
         return self._find(snapshot).at
 
     def _read(self, snapshot: Snapshot) -> Sequence[ObjectEvent]:
-        """Raises ClusterError."""
+        """Read the events of a held gang. Raises ClusterError."""
         gang = snapshot.gang
         assert gang is not None  # nothing else is held
         held = [pod for pod in snapshot.current_pods if not pod.running and not pod.has_ended]

@@ -1,4 +1,4 @@
-"""Garbage collection: objects of generations that are over, and pods of nodes that are gone."""
+"""Garbage collection of objects of ended generations and of pods on lost nodes."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 MAX_DELETIONS = 64
-"""Generations that are deleted in one pass: phases of other jobs do not wait for hundreds that ended at once."""
+"""Generations deleted in one pass, so that hundreds of ended jobs do not delay the phases of others."""
 
 
 class GarbageCollector:
@@ -42,7 +42,7 @@ class GarbageCollector:
         self._revoked: set[str] = set()
 
     def collect(self, state: ClusterState, jobs: Sequence[ClusterJob]) -> None:
-        """Take the next step of every deletion. `jobs` are those that have not ended."""
+        """Take the next step of every deletion; `jobs` are those that have not ended."""
         self._delete_old_generations(state, jobs)
         self._remove_lost_pods(state)
 
@@ -56,9 +56,9 @@ class GarbageCollector:
             try:
                 job = active.get((namespace, job_name(config_map))) or self._find_job(config_map)
                 generation = read_generation(config_map)
-            except (KeyError, ValueError):  # it has our label, and is nothing that we made
+            except (KeyError, ValueError):  # it has our label, but was not created by us
                 job = None
-            if job is None:  # applied by hand: it has no row, and stays
+            if job is None:  # applied manually: it has no row and is kept
                 self._foreign.add(uid)
                 continue
             if generation < job.generation or job.has_ended:
@@ -76,7 +76,7 @@ class GarbageCollector:
         return self._jobs.find(ref)
 
     def _plan_deletion(self, state: ClusterState, config_map: Item, job: ClusterJob) -> list[Callable[[], None]]:
-        """The next step of deleting a generation: its gang, and what is left once its pods are gone."""
+        """Plan the next step of a deletion: the gang, then the rest without pods."""
         key, generation = place(config_map), read_generation(config_map)
         gang = state.gangs.get(key)
         if is_kept(config_map, job, gang, now_ms(), self._keep_ms):
@@ -87,20 +87,20 @@ class GarbageCollector:
         if any(pod.generation == generation for pod in state.pods.get((key[0], job.name), ())):
             return []
         if generation == job.generation:
-            # Only now: its pods saved a checkpoint until they were gone.
+            # Revoke only now: its pods needed the token to save a checkpoint.
             self._credentials.revoke(self._jobs.document(job))
         log.info("%s %s: deletes what is left of generation %d", job.program, job.job_id, generation)
         return [partial(delete_rest, self._cluster, config_map, self._scheduler)]
 
     def _revoke_kept(self, config_map: Item, job: ClusterJob) -> None:
-        """Its pods have ended, so that nobody may use its token any more."""
+        """Revoke the token of a kept job, whose pods have ended."""
         uid = config_map["metadata"]["uid"]
         if uid not in self._revoked:
             self._credentials.revoke(self._jobs.document(job))
             self._revoked.add(uid)
 
     def _remove_lost_pods(self, state: ClusterState) -> None:
-        """Pods of nodes that are gone stay `Terminating` for ever otherwise, and their gangs with them."""
+        """Delete pods of lost nodes, which block their gangs in `Terminating` otherwise."""
         lost = [pod for pods in state.pods.values() for pod in pods if pod.deleting and state.is_lost(pod)]
         for pod in lost:
             log.info("removes pod %s: node %s is lost", pod.name, pod.node)

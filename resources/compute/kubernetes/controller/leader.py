@@ -1,10 +1,10 @@
-"""Leadership of the one process that works: a lock in the database, held by the connection that writes its rows.
+"""Leader election by a database lock on the connection that writes the leader's rows.
 
 The controller of jobs and Dagster's daemon have a lock each.
 
-A leader whose machine vanished must neither keep the lock nor write once another has it. On PostgreSQL both follow from one
-session: it holds an advisory lock, carries all of the leader's writes, and is ended by the server after 15 s without an
-answer. On SQLite all processes share a machine, and a locked file does.
+A leader whose machine vanished must neither keep the lock nor write after another has acquired it. On PostgreSQL one session
+ensures both: it holds an advisory lock, executes all of the leader's writes, and is ended by the server after 15 s without a
+response. With SQLite all processes share a machine, so a file lock suffices.
 """
 
 import fcntl
@@ -24,26 +24,29 @@ from resources.metadata.database import Database
 log = logging.getLogger(__name__)
 
 ADVISORY_LOCK = 57_000_002
-"""Of the controller."""
+"""Number of the controller's lock."""
 SESSION_SECONDS = 15
-"""How long the server waits for a leader that does not answer."""
+"""How long the server waits for a leader that does not respond."""
 LOCK_SECONDS = 5
-"""How long the leader waits for a row that somebody else has locked: it goes on with other jobs."""
+"""How long the leader waits for a locked row before it continues with other jobs."""
 LOCK_NOT_AVAILABLE = "55P03"
-"""PostgreSQL's code for a lock that was not got in time."""
+"""PostgreSQL's error code for a lock timeout."""
 RETRY_SECONDS = 1.0
 
 
 class LeadershipLost(Exception):
-    """The session that holds the lock has ended: another controller may lead."""
+    """The session that holds the lock has ended: another process may lead."""
 
 
 class RowLocked(Exception):
-    """Somebody else holds a lock on a row, such as an API that waits for the object store: try again later."""
+    """Another session holds a row lock, such as an API waiting for the object store.
+
+    Retry later.
+    """
 
 
 class LeaderDatabase(Database):
-    """The database through the one session that holds the lock. Used by one thread."""
+    """Database accessed through the one session that holds the lock, by one thread."""
 
     def __init__(self, url: str, connect_seconds: int, advisory_lock: int = ADVISORY_LOCK) -> None:
         super().__init__(url, connect_seconds)
@@ -51,7 +54,7 @@ class LeaderDatabase(Database):
         self._session: Connection | None = None
 
     def acquire(self) -> bool:
-        """Whether this process leads from now on; False while another does."""
+        """Try to become the leader; return False while another process leads."""
         session = self.engine.connect()
         pause = SESSION_SECONDS // 3
         session.execute(text(f"SET tcp_keepalives_idle = {pause}"))
@@ -105,14 +108,14 @@ def lead(
     advisory_lock: int = ADVISORY_LOCK,
     waiting: Callable[[], object] = lambda: None,
 ) -> Iterator[Database]:
-    """Wait until this process leads. Yields the database to write through.
+    """Wait until this process leads; yield the database to write through.
 
     Args:
-        advisory_lock: PostgreSQL's number of the lock.
+        advisory_lock: number of the lock on PostgreSQL.
         waiting: called before each attempt to lead, about once a second.
 
     Raises:
-        LeadershipLost: `stopped` was set before; by the database in use, that its session has ended.
+        LeadershipLost: `stopped` was set before this process led; raised by the yielded database, its session has ended.
     """
     if make_url(url).get_backend_name() == "sqlite":
         with lock_file.open("w", encoding="utf-8") as file:
@@ -146,6 +149,6 @@ def wait_for(acquire: Callable[[], bool], stopped: threading.Event, waiting: Cal
             if acquire():
                 return
         except DBAPIError as problem:
-            log.warning("cannot ask for leadership, will retry: %s", problem.orig)
+            log.warning("cannot acquire leadership, will retry: %s", problem.orig)
         stopped.wait(RETRY_SECONDS)
     raise LeadershipLost("stopped")

@@ -1,4 +1,7 @@
-"""Missing priority classes: Kueue ignores a gang that names one, and says so in its own log alone."""
+"""Detect missing priority classes.
+
+Kueue ignores a gang with a missing class and reports it only in its own log.
+"""
 
 import time
 
@@ -6,9 +9,9 @@ from resources.compute.kubernetes.cluster import WORKLOAD_PRIORITY_CLASS, Cluste
 from resources.compute.kubernetes.phases import Snapshot
 
 PATIENCE_MS = 5_000
-"""How long Kueue may take until it has seen a gang."""
+"""How long Kueue may take to see a gang."""
 INTERVAL_SECONDS = 5.0
-"""Between two requests for one class."""
+"""Time between two requests for one class."""
 
 
 class PriorityClasses:
@@ -18,7 +21,10 @@ class PriorityClasses:
         self._read_at: dict[str, float] = {}
 
     def explain(self, snapshot: Snapshot) -> str:
-        """Why Kueue has no Workload for a gang that waits for it; empty where the class is there, or nobody can say."""
+        """Explain why Kueue has no Workload for a waiting gang.
+
+        Empty if the priority class exists or its state is unknown.
+        """
         gang = snapshot.gang
         if gang is None or not gang.suspended or snapshot.workload is not None or not gang.priority_class:
             return ""

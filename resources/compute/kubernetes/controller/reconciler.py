@@ -1,4 +1,4 @@
-"""One pass over all jobs of a cluster: compare what the rows want with what the cluster has, and take the next step."""
+"""Reconcile all jobs: compare rows with the cluster's state and take the next step."""
 
 import logging
 import time
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 class Reconciler:
-    """One leader's work. Everything kept between passes is a cache."""
+    """Reconciler of a leader; everything kept between passes is a cache."""
 
     def __init__(
         self, cluster: Cluster, view: ClusterView, scheduler: Scheduler, database: Database, credentials: ClusterCredentials
@@ -61,15 +61,15 @@ class Reconciler:
         self._metered_at: float | None = None
 
     def reconcile(self) -> bool:
-        """One pass over all jobs. Returns whether another should follow at once.
+        """Run one pass over all jobs; return whether another should follow at once.
 
         Raises:
-            SQLAlchemyError, LeadershipLost, RowLocked: of the database; the next pass does what is left.
+            SQLAlchemyError, LeadershipLost, RowLocked: from the database; the next pass does the rest.
         """
-        state = self._view.read()  # before the rows: what a pod reported before it ended is then among them
+        state = self._view.read()  # before the rows, so that they include what an ended pod has reported
         jobs = self._jobs.active()
         attempts = self._attempts.list_active()
-        self._gangs_to_delete = []  # a pass that failed left what it had decided
+        self._gangs_to_delete = []  # clear the decisions of a pass that failed
         self._creator.begin_pass()
         again = False
         for snapshot in self._events.add_events(self._take_snapshots(state, jobs, attempts)):
@@ -85,7 +85,7 @@ class Reconciler:
 
     @contextmanager
     def _log_problems(self, job: ClusterJob) -> Iterator[None]:
-        """What goes wrong with one job must not stop the others, unless it is the database that does not answer."""
+        """Log errors of one job, which must not stop the others; re-raise database errors."""
         try:
             yield
         except (ClusterError, RowLocked) as problem:
@@ -99,7 +99,7 @@ class Reconciler:
         job = snapshot.job
         recorded = [self._record(job, ending, snapshot.limits.nodes) for ending in find_endings(snapshot)]
         if any(recorded):
-            return True  # decided from what is written then
+            return True  # the next pass decides from the written rows
         if self._begin_generation(snapshot):
             return True
         decided = decide_state(snapshot)
@@ -118,11 +118,11 @@ class Reconciler:
         return False
 
     def _carry_out(self) -> None:
-        """The requests that were decided on, several at a time."""
+        """Send the decided requests, several concurrently."""
         gangs = self._gangs_to_delete
         calls = [partial(delete_gang, self._cluster, gang, self._scheduler) for gang in gangs]
         for gang, result in zip(gangs, self._requests.run(calls), strict=True):
-            if isinstance(result, ClusterError):  # the next pass tries again
+            if isinstance(result, ClusterError):  # the next pass retries
                 log.warning("deleting %s: %s", gang.name, result)
         for job, state in self._creator.create_planned():
             with self._log_problems(job):
@@ -164,13 +164,13 @@ class Reconciler:
         return self._limits[key]
 
     def _record(self, job: ClusterJob, ending: Ending, nodes: int) -> bool:
-        """Write how an attempt ended. Returns whether it was recorded."""
+        """Write how an attempt ended; return whether it was recorded."""
         number = ending.attempt
         try:
             if number is None:
                 number = self._claim(job, ending.unclaimed, nodes)
             self._attempts.end(job, number, ending.reason, ending.message, ended_at=ending.at)
-        except HanzoError as problem:  # the job was cancelled, or submitted again, a moment ago
+        except HanzoError as problem:  # the job has just been cancelled or resubmitted
             log.info("%s %s: %s", job.program, job.job_id, problem)
             return False
         log.info("%s %s attempt %d: %s, %s", job.program, job.job_id, number, ending.reason, ending.message)
@@ -182,7 +182,7 @@ class Reconciler:
         return self._attempts.claim(job, claim).attempt
 
     def _begin_generation(self, snapshot: Snapshot) -> bool:
-        """Have a job that waits in vain go on as another generation."""
+        """Recreate a job that waits in vain as a new generation."""
         job = snapshot.job
         if job.wanted == CANCEL or not (snapshot.limits.elastic or is_stuck(snapshot)):
             return False
@@ -190,7 +190,7 @@ class Reconciler:
         if document is None or not self._jobs.restart(document, job.generation):
             return False
         nodes = pluralize(Limits.from_job(document, self._scheduler).nodes, "node")
-        log.info("%s %s: goes on as generation %d with %s", job.program, job.job_id, job.generation + 1, nodes)
+        log.info("%s %s: continues as generation %d with %s", job.program, job.job_id, job.generation + 1, nodes)
         return True
 
     def _write(self, job: ClusterJob, state: JobState) -> None:
@@ -201,7 +201,7 @@ class Reconciler:
             log.info("%s %s: %s %s", job.program, job.job_id, state.phase, state.detail)
 
     def _renew_credentials(self, jobs: Sequence[ClusterJob]) -> None:
-        """Keep tokens valid however long a job waits."""
+        """Renew tokens, which must stay valid while a job waits."""
         now = time.monotonic()
         if self._renewed_at is not None and now - self._renewed_at < CREDENTIALS_RENEWAL_SECONDS:
             return
@@ -218,7 +218,7 @@ class Reconciler:
             self._metered_at = now
 
     def _forget(self, jobs: Sequence[ClusterJob]) -> None:
-        """Drop what is cached of jobs that have ended."""
+        """Drop cached data of ended jobs."""
         active = {job.generation_key for job in jobs}
         for key in self._limits.keys() - active:
             del self._limits[key]
@@ -226,5 +226,5 @@ class Reconciler:
 
 
 def object_place(job: ClusterJob) -> tuple[str, str]:
-    """Namespace and name of the objects of its newest generation."""
+    """Return namespace and name of the objects of a job's newest generation."""
     return job.namespace, object_name(job, job.generation)

@@ -1,4 +1,7 @@
-"""Requests to the API server, several at a time: each waits for webhooks and for etcd, and hundreds may be due at once."""
+"""Concurrent requests to the API server.
+
+Each waits for webhooks and etcd, and hundreds may be due at once.
+"""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +19,7 @@ class Requests:
         self._threads = ThreadPoolExecutor(MAX_CONCURRENT, thread_name_prefix="request")
 
     def run(self, calls: Sequence[Callable[[], T]]) -> list[T | ClusterError]:
-        """Carry out independent calls. Returns for each what it returned, or why it failed, in their order."""
+        """Run independent calls; return the result or error of each, in order."""
         return list(self._threads.map(catch_error, calls))
 
 

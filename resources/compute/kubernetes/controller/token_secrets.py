@@ -1,4 +1,4 @@
-"""Tokens of programs: one for each Secret, however often its creation is tried."""
+"""Tokens of programs: one per Secret, even if its creation is retried."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from resources.metadata.cluster_jobs import GenerationKey
 
 @dataclass(frozen=True)
 class IssuedToken:
-    """`was_tried`: an earlier request may have created the Secret with it."""
+    """A token; `was_tried`: an earlier request may have created the Secret with it."""
 
     token: str
     was_tried: bool = False
@@ -23,22 +23,22 @@ class TokenSecrets:
         self._issued: dict[GenerationKey, IssuedToken] = {}
 
     def issue(self, key: GenerationKey, job: Job) -> str:
-        """The token that the Secret of a generation is created with; the same one until `settle`."""
+        """Return the token for the Secret of a generation, the same until `settle`."""
         if key not in self._issued:
             self._issued[key] = IssuedToken(self._credentials.issue(job)[TOKEN_VARIABLE])
         return self._issued[key].token
 
     def keep(self, key: GenerationKey) -> None:
-        """The creation failed, or may have: the next attempt uses the same token."""
+        """Keep the token for the next attempt after a creation that may have failed."""
         self._issued[key] = replace(self._issued[key], was_tried=True)
 
     def settle(self, key: GenerationKey, *, is_used: bool) -> None:
-        """The creation is over. A token that no Secret holds is withdrawn."""
+        """Finish a creation; withdraw the token if no Secret contains it."""
         issued = self._issued.pop(key)
         if not is_used and not issued.was_tried:
             self._credentials.withdraw(issued.token)
 
     def forget(self, active: Collection[GenerationKey]) -> None:
-        """Drop what is cached of all other jobs: their tokens are revoked with their objects."""
+        """Drop cached data of all other jobs; their tokens are revoked with their objects."""
         for key in self._issued.keys() - active:
             del self._issued[key]

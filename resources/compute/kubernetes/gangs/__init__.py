@@ -1,7 +1,7 @@
-"""Gang backends: what makes a cluster start all pods of a job together, or none of them.
+"""Gang backends: start all pods of a job together, or none of them.
 
-`scheduler.gang_backend` names one. Each is a function that renders the objects which run a gang, in the order of creation;
-ConfigMap and Secret are there already. How far a gang is, every backend's pods and JobSet or Job say in the same words.
+`scheduler.gang_backend` selects one. Each is a function that renders the objects of a gang in the order of creation;
+ConfigMap and Secret exist already. Progress is read from pods and JobSet or Job in the same way for every backend.
 """
 
 from collections.abc import Callable

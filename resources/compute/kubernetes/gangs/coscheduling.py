@@ -1,4 +1,4 @@
-"""Coscheduling plugin of kube-scheduler: a PodGroup whose pods are bound together (rows H3, Z9)."""
+"""Coscheduling plugin of kube-scheduler: a PodGroup whose pods are bound together."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def manifests(gang: Gang) -> list[dict[str, Any]]:
         "metadata": metadata(gang),
         "spec": {
             "minMember": gang.minimum_pods,
-            # Nodes are held for so long while the rest of the gang is not placed.
+            # How long nodes are reserved while the rest of the gang is not placed.
             "scheduleTimeoutSeconds": RENDEZVOUS_SECONDS,
         },
     }

@@ -1,8 +1,8 @@
-"""Indexed Job: what a cluster without CRDs can do.
+"""Indexed Job, for clusters without CRDs.
 
-It is not a gang: the scheduler may start some of its pods, and nobody but our controller can restart all of them. So it
-fails as soon as one pod does; only a job of a single pod restarts by itself (facts/kubernetes.md, pitfall 2), and one whose
-pods find in the store what they need of each other.
+It is not a real gang: the scheduler may start only some of its pods, and only our controller can restart all of them.
+Therefore it fails as soon as one pod fails. A job of a single pod, or whose pods cooperate only through the store, restarts
+by itself.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from resources.compute.kubernetes.pod_manifest import metadata
 
 
 def manifests(gang: Gang) -> list[dict[str, Any]]:
-    """The Service that gives the pods host names, where they look for each other; then the Job."""
+    """Return the Service for the pods' host names, if needed, and the Job."""
     named = gang.nodes > 1 and not gang.shares
     job = {
         "apiVersion": "batch/v1",
@@ -32,6 +32,6 @@ def headless_service(gang: Gang) -> dict[str, Any]:
         "spec": {
             "clusterIP": "None",
             "selector": {"batch.kubernetes.io/job-name": gang.name},
-            "publishNotReadyAddresses": True,  # ranks look for each other before any of them is ready
+            "publishNotReadyAddresses": True,  # ranks resolve each other before any of them is ready
         },
     }

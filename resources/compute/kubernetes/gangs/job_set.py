@@ -13,7 +13,7 @@ from resources.compute.kubernetes.gangs.job_spec import (
 from resources.compute.kubernetes.pod_manifest import metadata
 
 NODES = "node"
-"""The one replicated job. Its pods are NAME-node-0-RANK, reachable below the JobSet's own name."""
+"""Name of the only replicated job. Its pods are NAME-node-0-RANK, in the subdomain with the JobSet's name."""
 
 
 def job_set(gang: Gang, more_labels: dict[str, str]) -> dict[str, Any]:
@@ -37,10 +37,10 @@ def job_set(gang: Gang, more_labels: dict[str, str]) -> dict[str, Any]:
 
 
 def scheduled_job_set(gang: Gang, scheduler: str, pod_metadata: dict[str, dict[str, str]]) -> dict[str, Any]:
-    """A JobSet whose pods a scheduler of its own starts by their PodGroup, which `pod_metadata` names to it."""
+    """Return a JobSet for a custom scheduler; `pod_metadata` names the PodGroup."""
     item = job_set(gang, {})
     spec = item["spec"]["replicatedJobs"][0]["template"]["spec"]
-    # Nobody counts over restarts here but our controller; this clock starts again with each of them.
+    # This clock restarts with each attempt; only our controller adds up the time over restarts.
     spec["activeDeadlineSeconds"] = gang.max_seconds
     over = {"name": "timedOut", "action": "FailJobSet", "onJobFailureReasons": ["DeadlineExceeded"]}
     item["spec"]["failurePolicy"]["rules"].append(over)
@@ -52,10 +52,11 @@ def scheduled_job_set(gang: Gang, scheduler: str, pod_metadata: dict[str, dict[s
 
 
 def failure_policy(*, keep_failed: bool) -> dict[str, Any]:
-    """Final errors fail the job at once; anything else restarts the whole gang, for interruptions without counting it.
+    """Return the failure policy of a JobSet.
 
-    With `keep_failed` a gang that would count as failed is not restarted, because that deletes its pods: the controller
-    creates it again, unless the attempt was the last.
+    Final errors fail the job at once; anything else restarts the whole gang, uncounted for interruptions. With `keep_failed`
+    a counted failure does not restart the gang, which would delete its pods: the controller recreates it, unless the attempt
+    was the last.
     """
     return {
         "maxRestarts": 0 if keep_failed else MAX_JOB_RESTARTS,
@@ -68,9 +69,9 @@ def failure_policy(*, keep_failed: bool) -> dict[str, Any]:
 
 
 def rule(name: str, action: str, place: int) -> dict[str, Any]:
-    """What follows when the child's own rule at `place` failed it.
+    """Return the rule for a child Job that failed by its rule at index `place`.
 
-    Both have the reason PodFailurePolicy; only the message distinguishes them (a key of JobSet 0.10 and newer).
+    All such failures have the reason PodFailurePolicy; only the message distinguishes them (key of JobSet 0.10 and newer).
     """
     return {
         "name": name,

@@ -1,4 +1,4 @@
-"""batch/v1 Job of a gang: one pod for each node by rank, and what its exit codes mean."""
+"""Indexed batch/v1 Job of a gang: one pod per rank, and its pod failure policy."""
 
 from typing import Any
 
@@ -7,23 +7,19 @@ from recipes.contracts.job import EXIT_BAD_CONFIGURATION, EXIT_PREEMPTED
 from resources.compute.kubernetes.gang import Gang
 from resources.compute.kubernetes.pod_manifest import CONTAINER, pod_template
 
-# An Indexed Job: one pod for each node, by rank. The child of a JobSet, and alone what a cluster without CRDs can do.
-#
-# Alone it is not a gang: the scheduler may start some of its pods, and only the controller can restart all of
-# them. So it fails as soon as one pod does; only a job of a single pod restarts by itself (facts/kubernetes.md, pitfall
-# 2), and one whose pods find in the store what they need of each other.
+# It is the child of a JobSet, or used alone on a cluster without CRDs (see `indexed_job`).
 
 FINAL_EXIT_CODES = [EXIT_ERROR, EXIT_BAD_CONFIGURATION]
-"""Exit codes that no restart would change. In ascending order: else the API server refuses the child of a JobSet."""
+"""Exit codes that no restart would change. In ascending order: the API server rejects the child of a JobSet otherwise."""
 FINAL_RULE, DISRUPTION_RULE, PREEMPTED_RULE = 0, 1, 2
-"""Places of the rules below; the message of a failed Job names the place of the rule that failed it."""
+"""Indexes of the rules below; the message of a failed Job contains the index of the rule that failed it."""
 MAX_JOB_RESTARTS = 100_000
 """The controller enforces the limit of counted attempts, which JobSet cannot distinguish: its own limit is never reached."""
 
 
 def job_spec(gang: Gang, rank_0: str, subdomain: str | None = None, *, alone: bool = False) -> dict[str, Any]:
-    """The `spec` of a batch/v1 Job."""
-    # A restart deletes no pod of a plain Job, but its end by us would: pods that are to be kept must fail the Job itself.
+    """Return the `spec` of a batch/v1 Job."""
+    # A restart deletes no pod of a plain Job, but our ending it would: pods to be kept must fail the Job itself.
     by_itself = alone and (gang.nodes == 1 or gang.shares) and not gang.job.pod.keep_failed
     spec: dict[str, Any] = {
         "completionMode": "Indexed",
@@ -34,13 +30,16 @@ def job_spec(gang: Gang, rank_0: str, subdomain: str | None = None, *, alone: bo
         "template": pod_template(gang, rank_0, subdomain),
     }
     if alone:
-        # Without Kueue nobody counts over restarts. This clock starts again with each of them.
+        # This clock restarts with each attempt; without Kueue, nothing in the cluster adds up the time over restarts.
         spec["activeDeadlineSeconds"] = gang.max_seconds
     return spec
 
 
 def pod_failure_policy(interrupted: str) -> dict[str, Any]:
-    """Final errors fail the Job, whatever else; `interrupted` is the action for evicted pods and those that saved."""
+    """Return the pod failure policy; final errors fail the Job.
+
+    `interrupted` is the action for evicted pods and for those that saved a checkpoint.
+    """
     return {
         "rules": [
             {"action": "FailJob", "onExitCodes": exit_codes(FINAL_EXIT_CODES)},

@@ -1,4 +1,4 @@
-"""Kueue: a suspended JobSet in a LocalQueue, admitted, preempted and resumed as a whole (rows H3, J3, J7)."""
+"""Kueue: a JobSet in a LocalQueue, admitted, preempted and resumed as a whole."""
 
 from typing import Any
 
@@ -8,12 +8,12 @@ from resources.compute.kubernetes.states import PRIORITY_LABEL
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 MAX_SECONDS_LABEL = "kueue.x-k8s.io/max-exec-time-seconds"
-"""Kueue's clock adds up over preemptions; a Job's own would start again with each."""
+"""Kueue adds up the time over preemptions; a Job's own clock would restart with each."""
 
 
 def manifests(gang: Gang) -> list[dict[str, Any]]:
     labels = {QUEUE_LABEL: gang.queue, PRIORITY_LABEL: gang.priority_class, MAX_SECONDS_LABEL: str(gang.max_seconds)}
     item = job_set(gang, labels)
-    # Kueue starts it on admission, and suspends it again when it is preempted.
+    # Kueue starts it on admission and suspends it again on preemption.
     item["spec"] = {"suspend": True, **item["spec"]}
     return [item]

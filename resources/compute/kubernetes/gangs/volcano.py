@@ -1,4 +1,4 @@
-"""Volcano: a PodGroup in a queue, whose pods its scheduler binds together (rows H3, Z9)."""
+"""Volcano: a PodGroup in a queue, whose pods its scheduler binds together."""
 
 from typing import Any
 

@@ -1,1 +1,1 @@
-"""Prepare a cluster for jobs: render its roles and queues, and find what it lacks."""
+"""Prepare a cluster for jobs: render roles and queues, and check what is missing."""

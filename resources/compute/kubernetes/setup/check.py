@@ -1,4 +1,4 @@
-"""`hanzo-ml cluster check`: what a cluster lacks for jobs, each with the command that mends it."""
+"""`hanzo-ml cluster check`: report missing prerequisites with the commands that fix them."""
 
 import argparse
 import shlex
@@ -38,7 +38,10 @@ DEVICE_PLUGIN = (
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was checked; `problem` is empty where nothing is missing, `mend` the command to run."""
+    """Result of one check.
+
+    `problem` is empty if it passed, `mend` is the command that fixes it.
+    """
 
     subject: str
     problem: str = ""
@@ -46,7 +49,7 @@ class Finding:
 
 
 def check_facts(facts: ClusterFacts, scheduler: Scheduler) -> list[Finding]:
-    """Everything that was checked, in the order in which it is to be mended."""
+    """Return the results of all checks, in the order in which to fix them."""
     return [
         *check_namespace(facts, scheduler),
         *check_apis(facts),
@@ -72,7 +75,10 @@ def check_apis(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def check_permissions(facts: ClusterFacts, scheduler: Scheduler) -> Iterator[Finding]:
-    """Of whoever runs the check: run it as the control plane's service account to see what that one may do."""
+    """Check the permissions of the caller.
+
+    Run the check as the control plane's service account to see that account's permissions.
+    """
     lacking: dict[str, list[str]] = {}
     for permission, verb in facts.denied:
         place = "in all namespaces" if permission.cluster_wide else f"in {scheduler.namespace}"
@@ -94,7 +100,7 @@ def check_queues(facts: ClusterFacts, scheduler: Scheduler) -> Iterator[Finding]
         kind, name = item["kind"], item["metadata"]["name"]
         found = facts.queues.get((kind, name))
         if found == {}:
-            continue  # it may not be read
+            continue  # this identity may not read it
         yield Finding(f"{kind} {name}", describe_queue_problem(item, found), RENDER)
 
 
@@ -136,7 +142,7 @@ def parse_quantity(text: str | None) -> Any:
 
 
 def check_nodes(facts: ClusterFacts, scheduler: Scheduler) -> Iterator[Finding]:
-    """GPUs that nodes offer, by the label that jobs choose them with, against the quota."""
+    """Compare the GPUs of nodes, by the label that jobs select, with the quota."""
     if facts.nodes is None:
         yield Finding("nodes", "cannot be listed by this identity", RENDER)
         return
@@ -163,7 +169,7 @@ def compare_quota(gpu_type: str, quota: int, nodes: Sequence[Item], scheduler: S
     offered = sum(gpu_count(node, GPU) for node in labelled)
     if offered >= quota:
         return "", ""
-    problem = f"the quota is {quota}, but nodes offer {offered}: jobs would be admitted and find no room"
+    problem = f"the quota is {quota}, but nodes offer {offered}: jobs would be admitted without being able to start"
     return (
         problem,
         f"kubectl get nodes -L {scheduler.gpu_type_label}    # or set scheduler.capacity.{gpu_type}.gpus: {offered}",
@@ -188,21 +194,22 @@ def check_references(facts: ClusterFacts, scheduler: Scheduler) -> Iterator[Find
 
 def check_objects(facts: ClusterFacts) -> Iterator[Finding]:
     if facts.missing_apis or facts.denied or not facts.namespace_exists:
-        return  # nothing was tried, or what is missing explains the refusal
+        return  # not checked, or the missing parts explain the refusal
     mend = "kubectl get pods -A | grep -v Running    # a controller whose webhook does not answer?"
     yield Finding("a job's objects", facts.refused and f"the API server refuses them: {facts.refused}", mend)
 
 
 def check_tenants(cluster: Cluster, settings: Settings) -> Iterator[Finding]:
-    """Namespaces of organizations: of those that have one, or have a quota in the settings.
+    """Check namespaces of organizations that have one, or a quota in the settings.
 
-    Raises ClusterError: the API server does not answer.
+    Raises:
+        ClusterError: the API server does not answer.
     """
     known: list[str] = []
     if settings.scheduler.namespace_per_organization:
         try:
             known = [*list_tenants(cluster, settings), *settings.scheduler.quotas]
-        except RequestDenied:  # those of the settings then
+        except RequestDenied:  # use only those in the settings
             known = [*settings.scheduler.quotas]
     for organization in dict.fromkeys((DEFAULT_ORGANIZATION, *known)):
         try:
@@ -230,11 +237,15 @@ def format_report(address: str, facts: ClusterFacts, findings: Sequence[Finding]
 
 
 def check_cluster(cluster: Cluster, scheduler: Scheduler) -> tuple[ClusterFacts, list[Finding]]:
-    """Raises ClusterError where the API server does not answer."""
+    """Read the facts of a cluster and check them.
+
+    Raises:
+        ClusterError: the API server does not answer.
+    """
     try:
         wanted = render_queues(scheduler)
     except BadConfiguration:
-        wanted = []  # which the check reports
+        wanted = []  # reported by the check
     facts = FactReader(cluster, scheduler).read(wanted)
     return facts, check_facts(facts, scheduler)
 

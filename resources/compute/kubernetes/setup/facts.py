@@ -1,4 +1,4 @@
-"""What a cluster has of what jobs need, read from its API server for `hanzo-ml cluster check`."""
+"""Read facts about a cluster from its API server, for `hanzo-ml cluster check`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,20 +28,22 @@ API_VERSIONS = {
     "coscheduling": ("jobset.x-k8s.io/v1alpha2", "scheduling.x-k8s.io/v1alpha1"),
     "volcano": ("jobset.x-k8s.io/v1alpha2", "scheduling.volcano.sh/v1beta1"),
 }
-"""What must be installed for each gang backend."""
+"""API versions that each gang backend requires."""
 UNKNOWN = "unknown"
 """Phase of a claim that may not be read."""
 
 
 @dataclass(frozen=True)
 class ClusterFacts:
-    """Everything that the check decides from. Objects by kind and name are None where there is none.
+    """Input of the check.
+
+    Objects by kind and name are None if they do not exist.
 
     Args:
-        nodes: of the cluster; None where this identity may not list them.
-        claims: phase by name; empty for one that does not exist.
-        unreadable: objects that this identity may not read, so that nothing is known of them.
-        refused: why the API server would not create the objects of a small job; empty where it would.
+        nodes: nodes of the cluster; None if this identity may not list them.
+        claims: phase by name; empty for a claim that does not exist.
+        unreadable: objects that this identity may not read.
+        refused: why the API server rejects the objects of a small job; empty if it accepts them.
     """
 
     version: str
@@ -57,7 +59,7 @@ class ClusterFacts:
 
 
 class FactReader:
-    """Reads the facts; what this identity may not read is remembered and left out."""
+    """Reader of the facts, which records and skips what this identity may not read."""
 
     def __init__(self, cluster: Cluster, scheduler: Scheduler) -> None:
         self._cluster = cluster
@@ -65,7 +67,7 @@ class FactReader:
         self._unreadable: list[str] = []
 
     def read(self, wanted: Sequence[Item]) -> ClusterFacts:
-        """The facts; `wanted` are the queues and classes that the settings ask for.
+        """Return the facts; `wanted` are the configured queues and classes.
 
         Raises:
             ClusterUnavailable: the API server does not answer.
@@ -96,7 +98,7 @@ class FactReader:
         return True
 
     def _find(self, kind: Kind, name: str) -> Item | None:
-        """An object; an empty one where it may not be read."""
+        """Return an object, or an empty one if it may not be read."""
         try:
             return self._cluster.read(kind, self._scheduler.namespace, name)
         except NotFound:
@@ -145,7 +147,7 @@ class FactReader:
         return {name: "" if item is None else item.get("status", {}).get("phase", UNKNOWN) for name, item in found.items()}
 
     def _try_job(self) -> str:
-        """Have the API server check the objects of a job, admission webhooks included, without creating them."""
+        """Have the API server validate the objects of a job, webhooks included (dry run)."""
         try:
             for item in render(sample_job(), self._scheduler):
                 self._cluster.create(item, dry_run=True)
@@ -159,7 +161,7 @@ class FactReader:
 
 
 def sample_job() -> Job:
-    """A job of one pod, for what the API server would say to any."""
+    """Return a job of one pod, to validate with the API server."""
     store = StoreAddress(root="http://none", buckets={})
     hardware = Hardware(cpu=1, memory="1Gi")
     return Job(

@@ -25,5 +25,5 @@ PLURALS = {
 
 
 def setup_kind(item: Mapping[str, Any]) -> Kind:
-    """The kind of an object that is rendered for a cluster."""
+    """Return the kind of an object rendered for a cluster."""
     return Kind(item["apiVersion"], item["kind"], PLURALS[item["kind"]], "namespace" in item["metadata"])

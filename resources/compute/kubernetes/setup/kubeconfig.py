@@ -1,4 +1,4 @@
-"""Which kubeconfig file a command uses that prepares a cluster."""
+"""Find the kubeconfig file for commands that prepare a cluster."""
 
 from pathlib import Path
 
@@ -6,17 +6,20 @@ from resources.settings.scheduler import Scheduler
 
 
 def find_kubeconfig(given: str | None, scheduler: Scheduler) -> str | None:
-    """File that names the cluster: as asked for, as in the settings, or kubectl's own; None in a pod."""
+    """Return the given, configured, or kubectl's default kubeconfig; None in a pod."""
     return given or scheduler.kubeconfig or default_kubeconfig()
 
 
 def find_administrator_kubeconfig(given: str | None, scheduler: Scheduler) -> str | None:
-    """As `find_kubeconfig`, but the caller's own before that of the settings, which may do nothing but run jobs."""
+    """Return the kubeconfig of an administrator.
+
+    Like `find_kubeconfig`, but prefers the caller's to the configured one, which may only be permitted to run jobs.
+    """
     return given or default_kubeconfig() or scheduler.kubeconfig
 
 
 def default_kubeconfig() -> str | None:
-    """kubectl's own; None where there is none."""
+    """Return kubectl's default kubeconfig; None if it does not exist."""
     from kubernetes.config.kube_config import KUBE_CONFIG_DEFAULT_LOCATION
 
     usual = Path(KUBE_CONFIG_DEFAULT_LOCATION).expanduser()

@@ -1,4 +1,4 @@
-"""What the control plane does at the API server, as permissions, and the Roles that grant exactly that (rows U4, Z12)."""
+"""Least-privilege permissions of the control plane and the Roles that grant them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -19,10 +19,10 @@ from resources.settings.scheduler import Scheduler
 
 ROLE = "hanzo-ml-scheduler"
 SERVICE_ACCOUNT = "hanzo-ml"
-"""Of the control plane, in the namespace `dagster.run_pods.namespace` (row U2)."""
+"""Service account of the control plane, in the namespace `dagster.run_pods.namespace`."""
 RBAC = "rbac.authorization.k8s.io"
 RESTRICTED = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
-"""Labels of a namespace whose pods keep to the restricted profile: no root, no privileges, no host network or paths (X6)."""
+"""Labels of a namespace that enforce the restricted profile: no root, no privileges, no host network or paths."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Permission:
 
     @property
     def rule(self) -> dict[str, list[str]]:
-        """As a Role has it."""
+        """Rule of a Role."""
         return {"apiGroups": [self.group], "resources": [self.resource], "verbs": list(self.verbs)}
 
 
@@ -46,7 +46,10 @@ def permission(kind: Kind, *verbs: str, cluster_wide: bool = False, subresource:
 
 
 def required_permissions(scheduler: Scheduler) -> list[Permission]:
-    """Of the controller. Secrets are written and never read; everything is watched in all namespaces of organizations."""
+    """Return the permissions of the controller.
+
+    Secrets are written and never read; watches cover the namespaces of all organizations.
+    """
     gang = GANG_KINDS[scheduler.gang_backend]
     watched = (gang[0], POD, CONFIG_MAP, NODE, *([WORKLOAD] if scheduler.gang_backend == "kueue" else []))
     return [
@@ -56,14 +59,14 @@ def required_permissions(scheduler: Scheduler) -> list[Permission]:
         *([permission(JOB, "create")] if JOB not in gang else []),  # the dry run of a JobSet's Job
         permission(SECRET, "create", "delete"),
         permission(POD, "delete"),
-        permission(POD, "patch", subresource="status"),  # of those on lost nodes
+        permission(POD, "patch", subresource="status"),  # for pods on lost nodes
         permission(POD, "get", subresource="log"),
         permission(EVENT, "list"),
     ]
 
 
 def render_account(scheduler: Scheduler, control_namespace: str) -> list[dict[str, Any]]:
-    """The control plane's namespace and service account, and what that one may read in the whole cluster."""
+    """Render the control plane's namespace, service account and ClusterRole."""
     metadata = {"name": control_namespace, "labels": dict(RESTRICTED)}
     return [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata},
@@ -77,12 +80,12 @@ def render_account(scheduler: Scheduler, control_namespace: str) -> list[dict[st
 
 
 def render_role(scheduler: Scheduler, namespace: str, control_namespace: str) -> list[dict[str, Any]]:
-    """What the control plane may do in a namespace of jobs."""
+    """Render the control plane's Role in a namespace of jobs."""
     return role("Role", {"name": ROLE, "namespace": namespace}, required_permissions(scheduler), control_namespace)
 
 
 def role(kind: str, metadata: dict[str, str], needed: list[Permission], control_namespace: str) -> list[dict[str, Any]]:
-    """A role with the permissions of its kind, bound to the control plane's account."""
+    """Return a role with the permissions of its kind, bound to the control plane's account."""
     rules = [each.rule for each in needed if each.cluster_wide is (kind == "ClusterRole")]
     return [
         {"apiVersion": f"{RBAC}/v1", "kind": kind, "metadata": metadata, "rules": rules},

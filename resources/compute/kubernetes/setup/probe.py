@@ -1,4 +1,4 @@
-"""Start two pods as a job's would be, and find out whether they get their image, reach each other and the API."""
+"""Start two pods like a job's, and check their image and network connections."""
 
 import time
 from typing import Any
@@ -16,7 +16,7 @@ from resources.settings.scheduler import Scheduler
 PROBE_SECONDS = 300.0
 """Includes pulling the image, which may be large."""
 PULL_SECONDS = 20.0
-"""After which an image that cannot be pulled is not waited for: the kubelet has tried more than once."""
+"""Time after which a failed image pull is final: the kubelet has tried more than once."""
 POLL_SECONDS = 1.0
 SCRIPT = f"""
 import importlib.util, os, socket, sys, time, urllib.request
@@ -51,7 +51,9 @@ if problems:
 
 
 def probe_pods(cluster: Cluster, scheduler: Scheduler) -> tuple[str, str]:
-    """What keeps two pods from running together, empty where nothing does, and what mends it. Leaves no object behind.
+    """Run two pods; return the problem and a command that fixes it.
+
+    Both are empty if there is no problem. All objects are deleted afterwards.
 
     Raises:
         ClusterError: the API server does not answer.
@@ -72,7 +74,7 @@ def probe_pods(cluster: Cluster, scheduler: Scheduler) -> tuple[str, str]:
 
 
 def probe_objects(scheduler: Scheduler) -> list[Item]:
-    """A job of two pods, which run the script in the place of a launcher; on two nodes where there are two."""
+    """Return a job of two pods that run the script, on two nodes if possible."""
     job = sample_job().model_copy(
         update={"id": "check-pods", "distributed": Distributed(num_nodes=2, gpus_per_node=1, backend="gloo")}
     )

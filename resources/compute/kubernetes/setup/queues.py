@@ -1,8 +1,8 @@
 """Queues, quotas and priorities of a cluster, rendered from the settings.
 
-Kueue: one ClusterQueue whose quota is `scheduler.capacity`, one LocalQueue in the jobs' namespace, one ResourceFlavor for
-each type of GPU, and a WorkloadPriorityClass for each priority. Volcano: a queue with the same limits. Whoever installs the
-cluster applies them once.
+Kueue: one ClusterQueue with the quota `scheduler.capacity`, one LocalQueue in the jobs' namespace, one ResourceFlavor per
+GPU type, and one WorkloadPriorityClass per priority. Volcano: a queue with the same limits. An administrator applies them at
+installation.
 """
 
 from typing import Any
@@ -15,21 +15,23 @@ from resources.settings.scheduler import CPU_FLAVOR, Capacity, Scheduler
 KUEUE_API = "kueue.x-k8s.io/v1beta2"
 GPU = "nvidia.com/gpu"
 PRIORITIES = {"low": 100, "medium": 1000, "high": 10_000}
-"""By priority of a job; with room for classes in between."""
+"""Value by priority of a job, with gaps for classes in between."""
 PREEMPTION = {"withinClusterQueue": "LowerPriority", "reclaimWithinCohort": "Never"}
-"""A job makes way for a strictly more urgent one, and for nothing else: where equal ones, or two queues, may preempt each
-other, they can do so back and forth without either making progress (kueue #3779).
+"""A job is preempted only by one of strictly higher priority: if equal jobs, or two queues, may preempt each other, they can
+do so back and forth without progress (kueue #3779).
 """
 LABELS = {"app.kubernetes.io/part-of": "hanzo-ml"}
 INSTALLATION_LABEL = f"{DOMAIN}/installation"
-"""On each namespace of jobs, with `scheduler.namespace`: the queue admits jobs of these."""
+"""Label of each namespace of jobs, with the value `scheduler.namespace`: the queue admits only jobs of these namespaces."""
 
 
 def render_queues(scheduler: Scheduler) -> list[dict[str, Any]]:
-    """The objects, in the order in which they are applied; none for a gang backend that knows no queues.
+    """Return the objects in the order in which to apply them.
+
+    Empty for a gang backend without queues.
 
     Raises:
-        BadConfiguration: the settings do not say how much jobs may use.
+        BadConfiguration: the capacity for jobs is not configured.
     """
     match scheduler.gang_backend:
         case "kueue":
@@ -51,14 +53,17 @@ def render_kueue(scheduler: Scheduler) -> list[dict[str, Any]]:
 def require_capacity(scheduler: Scheduler) -> dict[str, Capacity]:
     if not scheduler.capacity:
         raise BadConfiguration(
-            "scheduler.capacity is empty: say how much jobs may use of each type of node, such as "
+            "scheduler.capacity is empty: set how much jobs may use of each node type, such as "
             f"{scheduler.gpu_types[0] if scheduler.gpu_types else CPU_FLAVOR}: {{gpus: 8, cpu: 64, memory: 512Gi}}"
         )
     return scheduler.capacity
 
 
 def resource_flavor(name: str, scheduler: Scheduler) -> dict[str, Any]:
-    """Nodes with one type of GPU. Their taint keeps jobs away that need none, whether nodes really carry it or not."""
+    """Return the flavor of nodes with one GPU type.
+
+    The taint excludes jobs without GPUs, even if the nodes do not really have it.
+    """
     spec: dict[str, Any] = {}
     if name != CPU_FLAVOR:
         spec["nodeLabels"] = {scheduler.gpu_type_label: name}
@@ -90,7 +95,10 @@ def cluster_queue(capacity: dict[str, Capacity], scheduler: Scheduler) -> dict[s
 
 
 def quota(capacity: Capacity, rdma_resource: str | None) -> dict[str, str]:
-    """By resource. A pod has one network device and at least one GPU: as many of the one as of the other are enough."""
+    """Return the quota by resource.
+
+    A pod has one network device and at least one GPU, so as many network devices as GPUs suffice.
+    """
     amounts = {"cpu": str(capacity.cpu), "memory": capacity.memory, GPU: str(capacity.gpus)}
     return amounts | ({rdma_resource: str(capacity.gpus)} if rdma_resource else {})
 
@@ -110,7 +118,7 @@ def workload_priorities(scheduler: Scheduler) -> list[dict[str, Any]]:
 
 
 def priority_classes(scheduler: Scheduler) -> list[dict[str, Any]]:
-    """For schedulers that preempt pods: by Kubernetes' own classes."""
+    """Return Kubernetes' priority classes, for schedulers that preempt pods."""
     return [
         cluster_object("scheduling.k8s.io/v1", "PriorityClass", getattr(scheduler.priority_classes, priority))
         | {"value": value, "description": f"Jobs of Hanzo ML with priority {priority}"}

@@ -1,7 +1,7 @@
-"""All that a cluster needs for jobs, as YAML: `hanzo-ml cluster render`.
+"""Render all objects that a cluster needs for jobs as YAML: `hanzo-ml cluster render`.
 
-Namespaces, accounts and roles of the control plane, what the jobs of the default organization need, and the queues. Apply
-it when you install the cluster, and again after an upgrade. Other organizations: `hanzo-ml tenant apply`.
+Namespaces, accounts and roles of the control plane, the objects of the default organization, and the queues. Apply them when
+you install the cluster, and again after an upgrade. For other organizations use `hanzo-ml tenant apply`.
 """
 
 import sys
@@ -17,12 +17,16 @@ from resources.settings.settings import Settings
 
 
 def render_cluster(settings: Settings) -> list[dict[str, Any]]:
-    """Raises BadConfiguration: the settings do not say how much jobs may use, or where the object store is."""
+    """Return all objects in the order in which to apply them.
+
+    Raises:
+        BadConfiguration: the capacity for jobs or the address of the object store is not configured.
+    """
     scheduler, run_pods = settings.scheduler, settings.dagster.run_pods
     account = render_account(scheduler, run_pods.namespace)
     namespace = render_namespace(settings)
     if scheduler.namespace == run_pods.namespace:
-        account = account[1:]  # it is one namespace, with the labels of one of jobs
+        account = account[1:]  # one namespace for both, with the labels for jobs
     return [*account, *namespace, *launcher_objects(run_pods), *render_queues(scheduler)]
 
 

@@ -31,17 +31,17 @@ from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 from resources.settings.settings import Settings
 
 ORGANIZATION_ANNOTATION = f"{DOMAIN}/organization"
-"""On a namespace: whose it is. Labels cannot hold every organization's id."""
+"""Annotation of a namespace with its organization: a label cannot hold every organization's id."""
 NAME = "hanzo-ml"
 MIN_REQUESTS = {"cpu": "100m", "memory": "256Mi"}
-"""Of a container that asks for nothing: else Kueue and the scheduler would count it as free."""
+"""Default requests of a container: without them, Kueue and the scheduler would not count its usage."""
 
 
 def render_namespace(settings: Settings, organization: str = DEFAULT_ORGANIZATION) -> list[dict[str, Any]]:
-    """What the jobs of an organization need, in the order of its creation. The queue is not among it.
+    """Return the objects for jobs of an organization, in order of creation, without queue.
 
     Raises:
-        BadConfiguration: the settings name the object store in a way that no NetworkPolicy can express.
+        BadConfiguration: no NetworkPolicy can express the configured address of the object store.
     """
     scheduler = settings.scheduler
     name = organization_namespace(scheduler, organization)
@@ -60,10 +60,10 @@ def render_namespace(settings: Settings, organization: str = DEFAULT_ORGANIZATIO
 
 
 def render_tenant(settings: Settings, organization: str) -> list[dict[str, Any]]:
-    """All objects of an organization that is not the default one.
+    """Return all objects of an organization that is not the default one.
 
     Raises:
-        BadConfiguration: organizations have no namespaces of their own, or as `render_namespace`.
+        BadConfiguration: organizations have no namespaces of their own, or as in `render_namespace`.
     """
     scheduler = settings.scheduler
     if not scheduler.namespace_per_organization:
@@ -83,12 +83,13 @@ def render_tenant(settings: Settings, organization: str) -> list[dict[str, Any]]
 
 
 def resource_quota(max_objects: int, max_storage: str, namespace: str) -> dict[str, Any]:
-    """Limits what the control plane creates, and storage. GPUs are Kueue's: this quota counts pods that terminate, and would
-    refuse those of a job that preempts them. What JobSet creates is not limited either: a gang that restarts has two Jobs
-    for a moment.
+    """Return the quota for storage and for objects created by the control plane.
+
+    GPUs are left to Kueue: this quota counts terminating pods, and would reject those of a job that preempts them. Objects
+    created by JobSet are not limited either: a restarting gang briefly has two Jobs.
     """
     hard = {
-        "count/configmaps": str(max_objects + 1),  # each namespace has one of the cluster's certificates
+        "count/configmaps": str(max_objects + 1),  # each namespace has one with the cluster's certificates
         "count/jobsets.jobset.x-k8s.io": str(max_objects),
         "services.nodeports": "0",
         "services.loadbalancers": "0",
@@ -108,23 +109,26 @@ def limit_range(max_storage: str, namespace: str) -> dict[str, Any]:
 
 
 def find_missing(cluster: Cluster, settings: Settings, organization: str) -> list[str]:
-    """What the namespace of an organization lacks, as kind and name; Secrets and claims of every job included.
+    """List missing objects of an organization's namespace as kind and name.
 
-    What this identity may not read is left out. Raises ClusterError: the API server does not answer.
+    This includes Secrets and claims of every job, but not objects that this identity may not read.
+
+    Raises:
+        ClusterError: the API server does not answer.
     """
     is_default = organization == DEFAULT_ORGANIZATION
     objects = render_namespace(settings) if is_default else render_tenant(settings, organization)
     namespace, scheduler = objects[0]["metadata"]["name"], settings.scheduler
     secrets = dict.fromkeys(filter(None, (scheduler.job_secret, *scheduler.image_pull_secrets)))
     wanted = [(setup_kind(item), item["metadata"]["name"]) for item in objects]
-    if not is_default:  # of the default one the check names them with what creates them
+    if not is_default:  # for the default one `check` lists them with the commands that create them
         wanted += [(SECRET, name) for name in secrets]
         wanted += [(CLAIM, volume.claim) for volume in scheduler.volumes]
     return [f"{kind.name} {name}" for kind, name in wanted if not may_exist(cluster, kind, namespace, name)]
 
 
 def may_exist(cluster: Cluster, kind: Kind, namespace: str, name: str) -> bool:
-    """False where an object is known to be missing."""
+    """Return False if an object is known to be missing."""
     with suppress(RequestDenied):
         try:
             cluster.read(kind, namespace, name)
@@ -134,11 +138,11 @@ def may_exist(cluster: Cluster, kind: Kind, namespace: str, name: str) -> bool:
 
 
 def apply_tenant(cluster: Cluster, settings: Settings, organization: str) -> list[Item]:
-    """Create or update the objects of an organization. Returns them.
+    """Create or update the objects of an organization and return them.
 
     Raises:
-        BadConfiguration: a namespace of that name belongs to somebody else.
-        ClusterError: the API server refuses, or does not answer.
+        BadConfiguration: a namespace of that name belongs to another organization.
+        ClusterError: the API server rejects them, or does not answer.
     """
     objects = render_tenant(settings, organization)
     refuse_foreign_namespace(cluster, objects[0])
@@ -146,7 +150,11 @@ def apply_tenant(cluster: Cluster, settings: Settings, organization: str) -> lis
 
 
 def refuse_foreign_namespace(cluster: Cluster, wanted: Item) -> None:
-    """Raises BadConfiguration: the namespace exists and is not this organization's."""
+    """Check that an existing namespace belongs to this organization.
+
+    Raises:
+        BadConfiguration: it belongs to another one.
+    """
     name = wanted["metadata"]["name"]
     try:
         found = cluster.read(NAMESPACE, None, name)
@@ -154,13 +162,13 @@ def refuse_foreign_namespace(cluster: Cluster, wanted: Item) -> None:
         return
     if read_organization(found) != wanted["metadata"]["annotations"][ORGANIZATION_ANNOTATION]:
         raise BadConfiguration(
-            f"namespace {name} exists and is not this organization's: if it is to be, first run "
+            f"namespace {name} exists and is not this organization's: to assign it, first run "
             f"`kubectl annotate namespace {name} {ORGANIZATION_ANNOTATION}=ORGANIZATION`"
         )
 
 
 def list_tenants(cluster: Cluster, settings: Settings) -> dict[str, str]:
-    """Namespace by organization, but for the default one."""
+    """Return the namespace by organization, without the default one."""
     selector = f"{INSTALLATION_LABEL}={settings.scheduler.namespace}"
     found = {
         read_organization(item): item["metadata"]["name"] for item in cluster.list(NAMESPACE, labelSelector=selector)[0]
@@ -175,11 +183,11 @@ def read_organization(namespace: Item) -> str:
 
 
 def delete_tenant(cluster: Cluster, settings: Settings, organization: str) -> str:
-    """Delete the namespace of an organization with all that is in it. Returns its name.
+    """Delete the namespace of an organization with its contents; return its name.
 
     Raises:
         BadConfiguration: the organization has none.
-        ClusterError: the API server refuses, or does not answer.
+        ClusterError: the API server rejects it, or does not answer.
     """
     name = list_tenants(cluster, settings).get(organization)
     if name is None:
@@ -208,7 +216,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def carry_out(cluster: Cluster, settings: Settings, action: str, organization: str) -> list[str]:
-    """Returns what to print. Raises BadConfiguration or ClusterError."""
+    """Run an action and return what to print.
+
+    Raises:
+        BadConfiguration, ClusterError
+    """
     match action:
         case "apply":
             return [f"{item['kind']} {item['metadata']['name']}" for item in apply_tenant(cluster, settings, organization)]

@@ -711,13 +711,13 @@ def test_job_set_deleted_by_hand_is_created_again_and_the_attempt_ended(room: Ro
     gang = room.start()
     room.server.remove(JOB_SET.path("hanzo-ml", NAME))
     row = room.reconcile()
-    assert row.phase is Phase.RESTARTING and "waits for 1 pod of the attempt before to end" in row.detail
+    assert row.phase is Phase.RESTARTING and "waits for 1 pod of the previous attempt to end" in row.detail
     assert room.server.names(JOB_SET) == []
     gang.delete_pods()
     row = room.reconcile()
     assert room.server.names(JOB_SET) == [NAME]
     assert (row.phase, row.reason) == (Phase.RESTARTING, ExitReason.KILLED)
-    assert row.detail == "somebody deleted the objects of the job in the cluster"
+    assert row.detail == "the objects of the job were deleted from the cluster"
 
 
 def test_deletion_spares_objects_that_have_replaced_those_it_is_for(room: Room) -> None:
@@ -748,7 +748,7 @@ def test_used_time_of_all_attempts_ends_a_job(room: Room) -> None:
     assert not row.has_ended and room.server.names(JOB_SET) == []
     gang.delete_pods()
     row = room.reconcile()
-    assert (row.phase, row.reason) == (Phase.FAILED, ExitReason.TIMED_OUT) and "max_duration, 1s" in row.detail
+    assert (row.phase, row.reason) == (Phase.FAILED, ExitReason.TIMED_OUT) and "max_duration (1s)" in row.detail
 
 
 def test_time_limit_of_kueue_is_written_before_the_gang_that_shows_it_is_deleted(room: Room) -> None:
@@ -985,7 +985,7 @@ def test_phase_says_that_a_resumed_job_waits_for_its_pods_that_still_save(room: 
     gang.pods[0]["metadata"] |= {"deletionTimestamp": timestamp(), "deletionGracePeriodSeconds": 300}
     room.server.put(gang.pods[0])
     row = room.reconcile()
-    assert (row.phase, row.detail) == (Phase.RESTARTING, "waits for 1 pod of the attempt before to end")
+    assert (row.phase, row.detail) == (Phase.RESTARTING, "waits for 1 pod of the previous attempt to end")
 
 
 def test_gang_that_kueue_stopped_and_forgot_is_queued_again(room: Room) -> None:

@@ -107,9 +107,7 @@ def test_rdma(
 
 def test_rdma_that_cannot_be_had_is_refused() -> None:
     job = a_job(hardware=GPUS, distributed=Distributed(rdma="enabled", num_nodes=2))
-    with pytest.raises(
-        BadConfiguration, match=r"distributed\.rdma is enabled, and no resource is known that gives a pod such"
-    ):
+    with pytest.raises(BadConfiguration, match=r"distributed\.rdma is enabled, but scheduler\.rdma_resource is not set"):
         render(job, KUEUE)
     assert render(a_job(distributed=Distributed(rdma="enabled", num_nodes=2, backend="gloo")), KUEUE)
     with pytest.raises(ValidationError, match="rdma_resource"):

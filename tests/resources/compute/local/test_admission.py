@@ -137,7 +137,7 @@ def test_a_job_gets_no_time_twice_where_a_supervisor_dies_as_it_starts_it(
 
 
 def turn(running: int, most: int) -> str:
-    return f"waits for its turn: on this machine run {running} of at most {pluralize(most, 'job')}"
+    return f"waits for its turn: {running} of at most {pluralize(most, 'job')} on this machine run"
 
 
 def kill(job: Job) -> None:

@@ -69,7 +69,7 @@ def test_of_very_many_lines_at_once_the_last_are_told_and_how_many_more_there_ar
 def test_a_job_that_takes_too_long_is_ended_and_may_be_given_more_time(compute: LocalCompute, job_that: Any) -> None:
     job = job_that("term", schedule=Schedule(max_duration="4s"))
     seen = Watcher()
-    with pytest.raises(JobFailed, match=r"it took longer than schedule.max_duration, 4s: what it saved stays") as failed:
+    with pytest.raises(JobFailed, match=r"it exceeded schedule.max_duration \(4s\): what it saved is kept") as failed:
         compute.run(job, seen.follower)
     assert failed.value.reason is ExitReason.TIMED_OUT
     assert "asked to stop" in seen.lines[-1] and starts(job) == 1
@@ -229,7 +229,7 @@ def test_a_program_that_the_kernel_ended_for_want_of_memory_is_told_as_it_starts
     compute.submit(job)
     for counted, detail, reason in (
         (3, "killed", ExitReason.KILLED),
-        (4, "killed by the kernel, for want of memory", ExitReason.OOM_KILLED),
+        (4, "killed by the kernel for lack of memory", ExitReason.OOM_KILLED),
         (4, "killed", ExitReason.KILLED),
     ):
         (Path(job.work_dir) / OUT_OF_MEMORY_FILE).unlink(missing_ok=True)
