@@ -127,7 +127,7 @@ class Tally(NamedTuple):
 
 @lru_cache(CACHE_SIZE)
 def make_tally(call: AuditedCall) -> Tally:
-    """Return the tally of a call, which must have no duration or count of its own."""
+    """Return the tally of a call without duration and count."""
     text = json.dumps(structs.asdict(call))  # ASCII, because names sent by clients may hold any character
     return Tally(hashlib.blake2b(text.encode(), digest_size=16).hexdigest(), text)
 

@@ -126,7 +126,7 @@ class ClusterJobs:
             return self.get(job, connection)
 
     def restart(self, job: Job, generation: int) -> bool:
-        """Begin the next generation of a job that continues in another form, such as with fewer nodes.
+        """Begin a new generation of a job that continues, for example with fewer nodes.
 
         Unlike `submit`, it keeps the elapsed time limit and the counted attempts. Returns False if `generation` is not the
         newest.

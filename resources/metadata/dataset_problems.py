@@ -1,4 +1,4 @@
-"""Record why dataset versions could not be checked or split, for clients that wait for them."""
+"""Record why dataset versions could not be checked or split, for waiting clients."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass

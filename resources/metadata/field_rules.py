@@ -109,7 +109,7 @@ def check_key(key: str, label: str, path: str) -> None:
 
 @lru_cache(maxsize=4096)
 def is_key(key: str) -> bool:
-    """Return whether a key is valid; cached, because a run logs the same few keys repeatedly."""
+    """Return whether a key is valid; cached, because runs repeat the same keys."""
     return KEY_PATTERN.fullmatch(key) is not None and is_canonical_path(key)
 
 

@@ -1,4 +1,4 @@
-"""Record the GPUs that job attempts held and for how long: the basis of GPU hours.
+"""Record which GPUs job attempts held and how long, for GPU hours.
 
 A run's metric cannot serve: any user who may log to the run can write any number.
 """
@@ -33,7 +33,7 @@ def open_usage(connection: Connection, job: JobKey, attempt: str, gpus: int, gpu
 
 
 def extend_usage(connection: Connection, job: JobKey, until: int, attempt: str | None = None) -> None:
-    """Move the end of the open usage forward, never back: it is part of a counter."""
+    """Move the end of open usage forward, never back: it is a counter."""
     extended = update(table).where(*_open_rows(job, attempt), table.c.metered_until < until).values(metered_until=until)
     connection.execute(extended)
 

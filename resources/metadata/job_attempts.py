@@ -80,7 +80,7 @@ class JobAttempts:
         self._database = database
 
     def claim(self, job: JobKey, claim: Claim) -> Attempt:
-        """Return the attempt of a gang whose first pod has this uid; a new uid begins the next.
+        """Return the attempt of a gang's first pod; a new uid begins another attempt.
 
         Raises:
                 HanzoError: 404 if there is no such program; 409 if it is cancelled, has ended or has newer pods.

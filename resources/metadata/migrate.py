@@ -42,7 +42,7 @@ def create_if_missing(database: Database) -> Revision:
 
 
 def read_revision(database: Database) -> Revision:
-    """Return the state of a schema, without importing Alembic, which takes a tenth of a second.
+    """Return a schema's state without importing Alembic, which takes a tenth of a second.
 
     Raises:
         SQLAlchemyError: the database does not respond.

@@ -18,7 +18,7 @@ POSTGRES_OUTBOX_LOCK = 57_000_001
 
 @dataclass(frozen=True)
 class Event:
-    """One event. `seq` grows in commit order, so readers that store the last one miss nothing."""
+    """One event. `seq` grows in commit order, so a reader's position skips nothing."""
 
     seq: int
     topic: str
@@ -61,7 +61,7 @@ def read_after(connection: Connection, seq: int, types: Sequence[str] = (), limi
 
 
 def event_time(connection: Connection, seq: int) -> int | None:
-    """Return when an event was written (ms since 1970), or None if it does not exist."""
+    """Return when an event was written (ms since 1970), None if it is missing."""
     return connection.execute(select(events.c.created_at).where(events.c.seq == seq)).scalar_one_or_none()
 
 
@@ -75,7 +75,7 @@ def newest_event(connection: Connection) -> tuple[int, int]:
 
 
 def read_position(connection: Connection, reader: str) -> int:
-    """Return the `seq` of the last event that the reader has processed, 0 for a new reader."""
+    """Return the `seq` of the reader's last processed event, 0 for a new reader."""
     return connection.execute(select(table.c.seq).where(table.c.reader == reader)).scalar_one_or_none() or 0
 
 

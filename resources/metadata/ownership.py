@@ -102,7 +102,7 @@ def find_owners(connection: Connection, references: Collection[Reference], organ
 
 
 def stored_id(reference: Reference) -> str | int | None:
-    """Return the id as the database stores it, or None if it cannot be an id."""
+    """Return the id as stored in the database, None if it is invalid."""
     if reference.kind is not ObjectKind.EXPERIMENT:
         return None if UNSTORABLE_CHARACTERS.search(reference.id) else reference.id
     try:
@@ -128,7 +128,7 @@ def file_organization(database: Database, uri: str) -> str:
 
 
 def find_file_organization(connection: Connection, uri: str) -> str:
-    """Return the organization of a file's run or logged model, else of its folder, else an empty string."""
+    """Return the organization of a file's run, model or folder; empty if unknown."""
     match uri.removeprefix("s3://").split("/"):
         case [uris.PRODUCT_BUCKET, "runs" | "checkpoints", owner, *_]:
             run_query = select(runs.c.organization).where(runs.c.id == owner)

@@ -48,7 +48,7 @@ class Pipeline:
         self._waiting.append((name, values))
 
     def run(self) -> dict[bytes, Rows]:
-        """Send the added statements. Returns the rows of each by its name, with values as text.
+        """Send the added statements. Returns each one's rows by name, values as text.
 
         Raises:
             psycopg.Error: the first statement that failed; later ones were not executed.

@@ -1,4 +1,4 @@
-"""Record the SHA-256 of each uploaded file, such that a crash never makes a valid file look corrupt.
+"""SHA-256 of each uploaded file, recorded such that a crash invalidates no file.
 
 Object store and database commit separately, so a file may have several rows. The rules:
 
@@ -30,7 +30,7 @@ UNKNOWN_HASH = ""
 
 @dataclass(frozen=True)
 class PendingUpload:
-    """The row of an upload in progress, and the rows of the objects that it overwrites."""
+    """The row of an upload in progress, and the rows that it replaces."""
 
     id: int
     uri: str

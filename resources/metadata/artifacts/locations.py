@@ -156,7 +156,7 @@ ARTIFACTS_FOLDER = "artifacts"
 
 @dataclass(frozen=True)
 class FilesOwner:
-    """A run or a logged model, and `path` within its files (empty for all of them)."""
+    """A run or logged model, and `path` within its files (empty: all)."""
 
     id: str
     is_model: bool
@@ -199,7 +199,7 @@ def find_files_owner(connection: Connection, proxied: str) -> FilesOwner | None:
 
 
 def owner_candidates(proxied: str) -> Iterator[tuple[str, str, str]]:
-    """Yield each id that could own a path, its files' URI, and the path within them."""
+    """Yield each possible owner of a path, its files' URI, and the path within them."""
     parts = proxied.split("/")
     for end in range(1, len(parts)):
         if parts[end] == ARTIFACTS_FOLDER and parts[end - 1] != MODELS_PART:
@@ -207,7 +207,7 @@ def owner_candidates(proxied: str) -> Iterator[tuple[str, str, str]]:
 
 
 def list_parent_folders(connection: Connection, proxied: str, organization: str) -> list[str] | None:
-    """Return the names of the virtual folders above an organization's artifacts, or None if the path is not one.
+    """List a virtual folder above an organization's artifacts; None if it is not one.
 
     As in MLflow, these are `artifacts` of a run or model, the runs and `models` of an experiment, and the models in
     `models`. They are read from the database, not the store, so a run without files is listed too. Holds all names in

@@ -25,7 +25,7 @@ def encode_token(position: Sequence[Any]) -> str:
 
 
 def decode_token(token: str, types: Sequence[ValueKind]) -> list[Any]:
-    """Decode one of our tokens and check each value. Raises a 400 for any other token."""
+    """Decode one of our tokens and check its values. Raises a 400 otherwise."""
     return checked_position(open_token(token), types)
 
 

@@ -63,7 +63,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Grammar:
-    """The fields of one kind of entity. Attributes map a name or alias to its column.
+    """The fields of one kind of entity; attributes map names and aliases to columns.
 
     `keyed_operators` are those of params and tags, `dataset_keys` the fields of a dataset, `sortable` the entities that an
     order may name, `quotable` the numeric columns whose values may be quoted.
@@ -85,7 +85,7 @@ class Grammar:
 
 
 def parse_filter(text: str, grammar: Grammar) -> list[Condition]:
-    """Parse a filter into conditions that must all hold. Raises a 400 that names the clause."""
+    """Parse a filter into conditions that must all hold. Raises a 400."""
     tokens, rest = tokenize(text)
     if rest.startswith(";"):
         raise invalid(f"Search filter contained multiple expression '{printable(text)}'. Provide AND-ed expression list.")

@@ -59,7 +59,7 @@ def is_word(token: Token, word: str) -> bool:
 
 
 def as_name(token: Token) -> Token:
-    """Return the token as a field name: text in double quotes is a name, as in SQL."""
+    """Convert a token to a field name: double-quoted text is a name, as in SQL."""
     return Token("name", token.text) if token.kind == "string" and token.text[0] == '"' else token
 
 

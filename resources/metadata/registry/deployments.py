@@ -108,7 +108,7 @@ def mark_lost(connection: Connection, deployment: Deployment, reason: str) -> bo
 
 
 def mark_restored(connection: Connection, deployment: Deployment) -> None:
-    """Mark a lost deployment as serving after all, unless it was changed since it was read."""
+    """Mark a lost deployment as serving, unless it was changed since it was read."""
     lock_registry(connection)
     if deployment in [left for left, _ in list_restoring(connection)]:
         mark_serving(connection, deployment)
@@ -123,7 +123,7 @@ def is_being_deployed(connection: Connection, run_id: str) -> bool:
 
 
 def newest_by_version(connection: Connection, model: ModelKey, numbers: Collection[int]) -> dict[int, Deployment]:
-    """Return the last deployment of each of these versions that has one, whatever its status."""
+    """Return the last deployment of each version that has one, in any status."""
     version_filter = model.row_filter(table) & table.c.version.in_(numbers)
     last = select(func.max(table.c.id)).where(version_filter).group_by(table.c.version)
     found = connection.execute(select(table).where(table.c.id.in_(last))).mappings()

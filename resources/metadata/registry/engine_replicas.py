@@ -104,7 +104,7 @@ def record_report(connection: Connection, replica: str, report: dict[str, Any]) 
 
 
 def delete_replica(connection: Connection, replica: str) -> None:
-    """Delete the report of a replica that is shutting down, so that nothing waits for it."""
+    """Delete the report of a stopping replica, so that nothing waits for it."""
     connection.execute(delete(engine_replicas).where(engine_replicas.c.id == replica))
 
 

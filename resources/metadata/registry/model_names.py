@@ -48,7 +48,7 @@ class ModelKey:
 
 
 def folder_organization(parts: Sequence[str]) -> str | None:
-    """Return the owner of a path below the models bucket or the datasets; None for the root."""
+    """Return the owner of a path below models or datasets; None for the root."""
     if not parts:
         return None
     owner = uris.parse_organization(parts[0])
@@ -97,7 +97,7 @@ def checked_model_name(name: str, path: str = "name") -> str:
 
 
 def checked_tag(key: str, value: str) -> tuple[str, str]:
-    """Return a valid tag of a model or version. Unlike a run's, a longer value is refused."""
+    """Return a model's or version's valid tag; unlike a run's, it is never truncated."""
     check_key(key, "key", "key")
     if key == PROMPT_TEXT_TAG and len(value) > MAX_TAG_VALUE:  # MLflow's message, which callers match
         raise invalid(f"Prompt text exceeds max length of {MAX_TAG_VALUE} characters.")
@@ -159,7 +159,7 @@ def is_prompt(tags: Mapping[str, str]) -> bool:
 
 
 def name_conflict_error(name: str, *, old: Mapping[str, str], new: Mapping[str, str]) -> HanzoError:
-    """Return MLflow's error for a name in use; `old` and `new` are the tags of both models."""
+    """Return MLflow's error for a used name; `old` and `new` are both models' tags."""
     kind, existing_kind = ("Prompt" if is_prompt(tags) else "Registered Model" for tags in (new, old))
     if kind == existing_kind:
         return already_exists(f"{kind} (name={printable(name)}) already exists.")

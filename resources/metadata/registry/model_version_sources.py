@@ -1,4 +1,4 @@
-"""Check the source of a model version: which URIs a client may name, and what they refer to.
+"""Check a model version's source: which URIs are allowed and what they refer to.
 
 A source is checked before a version is created. The reference only checks its form and registers `s3://b/x` unseen; here
 
@@ -166,7 +166,7 @@ def logged_model_root(connection: Connection, model_id: str, organization: str) 
 
 
 def is_client_storage(connection: Connection, source: str, organization: str, run_id: str, model_id: str) -> bool:
-    """Return whether a source is among files of the named owner outside of this server's store."""
+    """Return whether a source is the named owner's, outside of this server's store."""
     if ".." in unquote_fully(source).split("/"):
         return False
     if model_id:
@@ -179,7 +179,7 @@ def is_client_storage(connection: Connection, source: str, organization: str, ru
 
 
 def is_within_model(scheme: str, parts: list[str], source: str, model_id: str, root: str) -> bool:
-    """Return whether a source is a logged model, by its id or a path below its files."""
+    """Return whether a source is a logged model, by id or by path."""
     if scheme == "models":
         return parts == [model_id]
     return source == root or source.startswith(f"{root}/")
@@ -229,7 +229,7 @@ def check_run_source(
 
 
 def is_job_output(store: Store, run_id: str, path: list[str]) -> bool:
-    """Return whether a path was published by the run's job, and is listed among the run's files."""
+    """Return whether a path among a run's files was published by its job."""
     if path[:1] == ["artifacts"]:  # the folder of uploaded files
         return False
     published = uris.run_checkpoints(run_id) if path[:1] == ["checkpoint"] else "/".join([uris.run_folder(run_id), *path])

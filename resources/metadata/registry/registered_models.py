@@ -78,7 +78,7 @@ class RegisteredModels:
             return self.get(model, connection=writer)
 
     def rename(self, model: ModelKey, new_name: str) -> RegisteredModel:
-        """Rename a model and all references to its name; a rename to the same name is a no-op.
+        """Rename a model and all references to it; no-op for the same name.
 
         Raises:
             HanzoError: the new name is in use; or the model is served, and clients call it by its name.
@@ -104,7 +104,7 @@ class RegisteredModels:
             return self.get(renamed, connection=writer)
 
     def delete(self, model: ModelKey) -> None:
-        """Delete a model and its versions; copies of them keep their files. Raises if it is served."""
+        """Delete a model and its versions; copies keep their files. Raises while served."""
         with writing(self._database, None) as writer:
             row = lock_model(writer, model)
             check_not_served(writer, model, action="deleted")

@@ -43,7 +43,7 @@ def page_models(
 def page_versions(
     database: Database, model: ModelKey, *, limit: int = MAX_PAGE, page_token: str | None = None
 ) -> tuple[list[ModelVersion], str | None]:
-    """Return a model's versions and the next page's token. Raises if the model does not exist."""
+    """Return a model's versions and the next page's token. Raises without such a model."""
     order = Keyset([SortKey(versions.c.version, False, int)], ("versions", model.organization, model.name))
     query = select(versions).where(model.row_filter(versions))
     if position := order.position(page_token):

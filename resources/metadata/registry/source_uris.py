@@ -63,7 +63,7 @@ def unquote_fully(text: str) -> str:
 
 
 def find_named_owner(source: str) -> dict[str, str]:
-    """Return the run or logged model in a source, for requests that do not name them."""
+    """Return the owner named in a source, for requests that do not name it."""
     scheme, parts = parse_source(source)
     if scheme == "runs":
         return {"run_id": parts[0]}
@@ -78,7 +78,7 @@ def find_named_owner(source: str) -> dict[str, str]:
 
 
 def is_own_store_uri(uri: str) -> bool:
-    """Return whether a URI is in this server's store, in the form that the asset graph writes."""
+    """Return whether a URI is in this server's store, as the asset graph writes it."""
     return uri.startswith(tuple(f"s3://{bucket}/" for bucket in uris.BUCKETS))
 
 
@@ -92,7 +92,7 @@ def source_error(source: str, detail: str) -> HanzoError:
 
 
 def find_logged_model(connection: Connection, store: Store, run_id: str, path: list[str]) -> str | None:
-    """Return the id of the run's model named by the path's first part, if it has files at the rest."""
+    """Find the run's model named by the path's start, with files at the rest."""
     if not path:
         return None
     query = (

@@ -236,7 +236,7 @@ class Registry:
             return self.get(model, number, writer)
 
     def restore(self, connection: Connection, failed: ModelVersion, previous: int | None, reason: str) -> None:
-        """Undo a promotion that could not be served: back to staging, the previous one to production."""
+        """Undo a failed promotion: back to staging, and the previous version to production."""
         if self.get(failed.model, failed.version, connection).stage != "production":
             return
         now = now_ms()
@@ -289,7 +289,7 @@ class Registry:
         return find_version(connection, model.row_filter(versions), versions.c.stage == "production")
 
     def last_accepted(self, model: ModelKey, connection: Connection) -> ModelVersion | None:
-        """Return the newest version that passed its gate, exported or not: the baseline for new ones."""
+        """Return the newest version that passed its gate: the baseline for new ones."""
         passed = versions.c.status.in_((*AWAITING_STATUSES, "ready")) & versions.c.sole_run_id.is_not(None)
         found = read_versions(connection, select(versions).where(model.row_filter(versions), passed).order_by(NEWEST_FIRST))
         return next((version for version in found if version.own_artifacts), None)  # clients' versions were never evaluated

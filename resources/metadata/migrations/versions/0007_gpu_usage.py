@@ -34,7 +34,6 @@ def read_completed_hours(connection: sa.Connection) -> list[dict[str, object]]:
     """Return usage that continues the counters of earlier releases, from `job.completed` events.
 
     Their hours become hours of one GPU. The runs' metrics are not used: any user may write those.
-
     """
     events, tags = sa.table("events"), sa.table("run_tags")
     completed = (
