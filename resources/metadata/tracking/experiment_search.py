@@ -70,7 +70,7 @@ class ExperimentSearch:
 
 
 def _keys(orders: Sequence[Order]) -> list[SortKey]:
-    """Return the sort keys. MLflow breaks ties by largest id, but its default order by smallest."""
+    """Return the sort keys. MLflow breaks ties by largest id, except in its default order."""
     if not orders:
         return [SortKey(experiments.c.creation_time, False, int), SortKey(experiments.c.id, True, int)]
     keys = [SortKey(experiments.c[order.key], order.ascending, str if order.key == "name" else int) for order in orders]

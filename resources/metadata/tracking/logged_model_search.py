@@ -171,7 +171,7 @@ def _keys(orders: Sequence[ModelOrder]) -> list[SortKey]:
 
 
 def _column(field: str) -> tuple[ColumnElement[Any], type]:
-    """Return the (never NULL) sort column of a field, and the Python type of its values."""
+    """Return the (never NULL) sort column of a field, and its values' Python type."""
     name = LOGGED_MODEL_GRAMMAR.orders.get(field)
     if name is None:
         raise invalid(f"Invalid order by field name: {printable(field)}")
@@ -183,7 +183,7 @@ def _column(field: str) -> tuple[ColumnElement[Any], type]:
 
 
 def _newest(column: ColumnElement[Any], key: str, on: MeasuredOn | None) -> ColumnElement[Any]:
-    """Select a column of a model's newest point of a metric: one primary key look-up per model."""
+    """Select a column of a model's newest point of a metric, by primary key."""
     query = select(column).where(_belongs_to_model(logged_model_metrics), _metrics.key == key, _measured([on] if on else []))
     newest = query.order_by(_metrics.timestamp.desc(), _metrics.step.desc(), _metrics.run_id, _metrics.value).limit(1)
     return newest.correlate(logged_models).scalar_subquery()
