@@ -33,7 +33,7 @@ from tests.support.s3_server import BUCKETS, VARIABLES, s3_server
 
 BLOCK = 1 << 16
 ROW_BYTES = 1_000_000
-"""Bytes."""
+"""Size of a row in bytes."""
 STEP = 6
 
 

@@ -118,10 +118,10 @@ def settle(database: Database) -> None:
 
 def questions(port: int, small: int, growing: int) -> Iterator[Asked]:
     ordered = {"order_by": ["metrics.m3 DESC"], "max_results": 100}
-    yield Asked("a page of the experiment that stays: filtered, ordered", search(small, "params.p1 = 'v3'", ordered))
-    yield Asked("a page of the one that grows: its newest", search(growing, "", {"max_results": 100}))
-    yield Asked("one run in 50 of it, ordered", search(growing, "params.p0 = 'v3'", ordered))
-    yield Asked("half of it: filtered by metric, ordered", search(growing, "metrics.m2 > 2.5", ordered))
+    yield Asked("constant experiment: a page, filtered and ordered", search(small, "params.p1 = 'v3'", ordered))
+    yield Asked("growing experiment: the newest page", search(growing, "", {"max_results": 100}))
+    yield Asked("growing experiment: one run in 50, ordered", search(growing, "params.p0 = 'v3'", ordered))
+    yield Asked("growing experiment: half of it by metric, ordered", search(growing, "metrics.m2 > 2.5", ordered))
     client = Client(port)
     newest = client.json("POST", "runs/search", {"experiment_ids": [str(growing)], "max_results": 1})["runs"][0]
     client.close()

@@ -7,7 +7,7 @@ By default it concatenates the records of a batch if the GPU supports it, instea
 
 import sys
 
-from unsloth import FastLanguageModel  # before transformers, which it changes
+from unsloth import FastLanguageModel  # before transformers, which it patches
 
 # isort: split
 from datasets import load_dataset

@@ -1,8 +1,7 @@
 """Attempts of a program on a cluster: claim, register nodes, end.
 
-The launcher of the gang's first pod claims a number, which fences off every earlier attempt: the API refuses what those
-still send. How an attempt ended is written once, by the first who knows: a launcher, or the controller where no pod could
-say it.
+The launcher of the gang's first pod claims a number, which fences off all earlier attempts: the API refuses their writes.
+The end of an attempt is recorded once, by the first to know it: a launcher, or the controller if no pod could report it.
 """
 
 from collections.abc import Mapping, Sequence

@@ -90,9 +90,9 @@ def main() -> int:
         return EXIT_BAD_CONFIGURATION
     except SQLAlchemyError as problem:
         reason = str(getattr(problem, "orig", problem)).partition("\n")[0]
-        print(f"error: the metadata database was left as it was: {reason}", file=sys.stderr)
+        print(f"error: the metadata database was not changed: {reason}", file=sys.stderr)
         return 1
-    print("the metadata database has the tables of this release")
+    print("the metadata database has the schema of this release")
     return 0
 
 

@@ -47,7 +47,7 @@ def checked_position(position: Sequence[Any], types: Sequence[ValueKind]) -> lis
 
 
 def foreign_token_error() -> HanzoError:
-    return invalid("Invalid page token: it was not given out by this call")
+    return invalid("Invalid page token: it was not issued by this call")
 
 
 def _fits(value: Any, kind: ValueKind) -> bool:

@@ -158,7 +158,7 @@ def mark_failed(connection: Connection, deployment: Deployment, reason: str) -> 
 
 
 def withdraw_model(connection: Connection, model: ModelKey) -> list[Deployment]:
-    """Withdraw all deployments of a model; a sensor then removes the rows from the engine."""
+    """Withdraw a model's deployments: they are `withdrawing` until the engine drops them."""
     lock_registry(connection)
     live = select(table).where(model.row_filter(table), table.c.status.in_(("deploying", "serving"))).order_by(table.c.id)
     found = [Deployment(**row) for row in connection.execute(live).mappings()]

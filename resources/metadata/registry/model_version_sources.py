@@ -221,7 +221,7 @@ def check_run_source(
     if model is None and is_job_output(store, named, path):
         raise source_error(
             source,
-            f"The run's job made it: register that by `hanzo-ml model register --name NAME --run {named}`.",
+            f"The run's job created it: register it with `hanzo-ml model register --name NAME --run {named}`.",
         )
     if model is None:
         raise missing_source_error(source)

@@ -108,7 +108,7 @@ def check_not_served(reader: Connection, model: ModelKey, number: int | None = N
     promoted = find_version(reader, model.row_filter(versions), versions.c.stage == "production")
     if promoted is not None and promoted.servable:
         found.add(promoted.version)
-    remedy = f"`hanzo-ml model undeploy {printable(model.name)}` ends that, or wait for it, before it is {action}"
+    remedy = f"run `hanzo-ml model undeploy {printable(model.name)}` and wait until it ends, before it is {action}"
     if number is not None and number in found:
         raise conflict(f"{model.name} version {number} is served: {remedy}")
     if number is None and found:

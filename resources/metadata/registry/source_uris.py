@@ -144,7 +144,7 @@ def download_uri(connection: Connection, version: ModelVersion) -> str:
             connection, ModelKey(version.organization, name).row_filter(versions), versions.c.version == int(number)
         )
         if original is None:
-            raise conflict(f"{version.reference} was made of {name} version {number}, which is gone: register it again")
+            raise conflict(f"{version.reference} is a copy of {name} version {number}, which was deleted: register it again")
         version = original
     raise conflict(f"{version.reference} is a copy of a copy, more than {MAX_DEPTH} deep: register its files again")
 

@@ -35,7 +35,7 @@ def check_move(version: ModelVersion, stage: str, *, force: bool, is_admin: bool
         if version.export_failure:
             raise conflict(
                 f"{version.reference} has no export to serve, because its export failed: {version.export_failure}. "
-                "Run the export again once that is mended: materialize merged and gguf of its run in Dagster"
+                "Fix the cause and run the export again: materialize merged and gguf of its run in Dagster"
             )
         raise conflict(f"{version.reference} has no export to serve yet: wait until its export has run")
 

@@ -153,7 +153,7 @@ class Registry:
                 format in version.artifacts
                 and version.artifacts[format].get("checksum") != artifact_row(artifact)["checksum"]
             ):
-                raise conflict(f"{version.reference} has a {format} already, and other bytes: add it as another format")
+                raise conflict(f"{version.reference} already has a {format} with other content: add it as another format")
         stored = dict(version.artifacts) | {format: artifact_row(artifact) for format, artifact in artifacts.items()}
         status = "ready" if version.status in AWAITING_STATUSES else version.status
         if stored == dict(version.artifacts) and status == version.status:
@@ -301,7 +301,7 @@ class Registry:
         """
         if label.isdecimal():
             if int(label) != following:
-                raise conflict(f"version {label} is not the next one: leave it out, or give {following}")
+                raise conflict(f"version {label} is not the next version number: omit it, or use {following}")
             return {}
         if self.find_by_label(model, label, writer) is not None:
             raise already_exists(f"model '{model.name}' has a version '{printable(label)}' already: register another one")

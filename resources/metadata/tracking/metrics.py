@@ -90,7 +90,7 @@ def _point(row: object) -> MetricPoint:
 
 STEP_ORDER = (metrics.c.step, metrics.c.timestamp, metrics.c.value, metrics.c.is_nan)
 """The order of the primary key, which needs no sorting."""
-"""A point as `MetricPoint` has it, without its key."""
+"""Also the order in which samples are returned."""
 
 
 @dataclass(frozen=True)

@@ -122,5 +122,5 @@ def parse_history(run_id: str, value: str | None) -> list[Any]:
     except (ValueError, RecursionError):
         history = None
     if not isinstance(history, list):
-        raise invalid(f"The tag {LOGGED_MODELS_TAG} of run {run_id} is no list of models: delete it and log the model again")
+        raise invalid(f"The tag {LOGGED_MODELS_TAG} of run {run_id} is not a list of models: delete it and log again")
     return history

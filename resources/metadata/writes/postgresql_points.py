@@ -126,7 +126,7 @@ class _Connection:
         self._answered = self._loop.create_future()
         self._pgconn.send_query_prepared(STATEMENT_NAME, values)
         if self._pgconn.flush():
-            raise psycopg.OperationalError("the connection does not take a few hundred bytes")
+            raise psycopg.OperationalError("the connection does not accept a few hundred bytes")
         await self._answered
         tag = b""
         while (result := self._pgconn.get_result()) is not None:
