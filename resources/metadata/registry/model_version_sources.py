@@ -86,9 +86,8 @@ def check_source(
     has no files yet.
 
     Raises:
-        HanzoError: 400 if it is malformed, refused, absent, or not of the run or model that the request names; 409 if it is
-        a
-            quarantined version.
+        HanzoError: 400 if it is malformed, refused, absent, or not of the run or model that the request names; 409 if it
+            is a quarantined version.
     """
     if len(source) > MAX_SOURCE:
         raise invalid(f"'source' exceeds the maximum length of {MAX_SOURCE} characters")
