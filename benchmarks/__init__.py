@@ -1,1 +1,1 @@
-"""Measurements against others and of ourselves. `make bench` and `make bench-tracking` run them."""
+"""Benchmarks against other tools and of this product; see `make bench` and `make bench-tracking`."""

@@ -1,7 +1,9 @@
-"""Usage: python -m benchmarks.artifact_transfer [--files 8] [--megabytes 24] [--connection 10]
+"""Measure artifact transfers to and from S3 over throttled connections.
 
-How long an artifact is on its way to S3 and back where each connection brings so many megabytes a second, as real ones do:
-ours beside one object after the other over one connection, and beside boto3, which MLflow's client calls for each file.
+Usage: python -m benchmarks.artifact_transfer [--files 8] [--megabytes 24] [--connection 10]
+
+Each connection is limited to a number of megabytes per second, as real ones are. Compares our store with one object after
+another over one connection, and with boto3, which MLflow's client calls for each file.
 """
 
 import argparse
@@ -26,7 +28,7 @@ from recipes.storage.locations import resolve_uri
 from tests.support.s3_server import BUCKETS, VARIABLES, s3_server
 
 LATENCY_SECONDS = 0.03
-"""Of what a connection brings, each block comes no sooner than the rate says, and the first of them that much later."""
+"""Delay of the first block of a transfer, in addition to the time that the connection's rate requires."""
 BLOCK = 1 << 16
 URI = "s3://hanzo-ml/checkpoints/transfers"
 
@@ -34,8 +36,8 @@ URI = "s3://hanzo-ml/checkpoints/transfers"
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--files", type=int, default=8)
-    options.add_argument("--megabytes", type=int, default=24, help="of each")
-    options.add_argument("--connection", type=float, default=10.0, help="megabytes a second that one brings")
+    options.add_argument("--megabytes", type=int, default=24, help="size of each file")
+    options.add_argument("--connection", type=float, default=10.0, help="megabytes per second of one connection")
     asked = options.parse_args()
     ours, theirs = multiprocessing.Pipe()
     spawned = multiprocessing.get_context("spawn")
@@ -53,7 +55,7 @@ def main() -> None:
 
 
 def measure(address: StoreAddress, folder: Path, scratch: Path) -> dict[str, tuple[float, float]]:
-    """Seconds up and down, by whoever moved it."""
+    """Return the seconds of upload and download by each method."""
     store = Store(address, VARIABLES)
     place = resolve_uri(address, URI)
     bucket = open_bucket(place.bucket, address, VARIABLES)
@@ -84,7 +86,7 @@ def measure(address: StoreAddress, folder: Path, scratch: Path) -> dict[str, tup
         for file in files:
             client.download_file(place.bucket, f"boto3/{file.name}", str(scratch / file.name))
 
-    artifact = store.publish(folder, URI, "checkpoint")  # what each loads once, and hashes, is not on its way
+    artifact = store.publish(folder, URI, "checkpoint")  # one-time loading and hashing are not measured
     client.list_buckets()
     return {
         "one after the other": (time_call(one_up), time_call(one_down)),
@@ -111,7 +113,7 @@ def time_call(work: Callable[[], object]) -> float:
 
 
 def serve(connection: Connection, rate: float) -> None:
-    """An S3 server, and in front of it something that gives each connection `rate` bytes a second."""
+    """Run an S3 server behind a proxy that limits connections to `rate` bytes/s."""
     with s3_server() as server:
         host, port = server.url.removeprefix("http://").split(":")
         listener = socket.create_server(("127.0.0.1", 0), backlog=128)

@@ -1,7 +1,9 @@
-"""Usage: python -m benchmarks.checkpoint_stall [--interval 60s] [--checkpoints 3]
+"""Measure how long checkpoints stall training at a realistic interval.
 
-How long checkpoints stop training at an interval that people use: our program trains all weights of a small Llama, with the
-optimizer's state, and is asked to stop after so many checkpoints, as when its machine is taken away.
+Usage: python -m benchmarks.checkpoint_stall [--interval 60s] [--checkpoints 3]
+
+Our program trains all weights of a small Llama, with optimizer state, and is asked to stop after a number of checkpoints, as
+if its machine were preempted.
 """
 
 import argparse
@@ -26,11 +28,11 @@ FORTY_MILLION = Shape(4096, 512, 1408, 12, 8, 8, True, "float32", 512, 2)
 """40 million parameters: a checkpoint is 0.5 GB, a step some seconds."""
 RECORDS = 300
 NOBODY = "http://127.0.0.1:9"
-"""A tracking server that is away, so that what is logged lies in the checkpoint too."""
+"""An unreachable tracking server, so that logged metrics are part of the checkpoint."""
 
 
 def job_with(work_folder: Path, place: Path, interval: str) -> Job:
-    """Train all weights without end, with a checkpoint every interval."""
+    """Return a job that trains all weights without end, with a checkpoint every interval."""
     work = make_work(work_folder, FORTY_MILLION, "lora", RECORDS, os.cpu_count() or 1, work_folder.with_name("models"))
     job = make_job(work, place, NOBODY, "stall")
     recipe = Recipe.model_validate(job.parameters["recipe"]).changed(
@@ -49,7 +51,7 @@ def job_with(work_folder: Path, place: Path, interval: str) -> Job:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--interval", default="60s")
-    options.add_argument("--checkpoints", type=int, default=3, help="before the last one, which it saves when it is stopped")
+    options.add_argument("--checkpoints", type=int, default=3, help="before the last one, which is saved at the stop")
     asked = options.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -61,7 +63,8 @@ def main() -> None:
         )
         while program.poll() is None and len(list(checkpoints.glob("[0-9]*"))) < asked.checkpoints:
             time.sleep(1.0)
-        time.sleep(parse_duration(asked.interval) / 2)  # as much training as there is before the others, on average
+        # On average, a stop comes half an interval after a checkpoint.
+        time.sleep(parse_duration(asked.interval) / 2)
         program.send_signal(signal.SIGTERM)
         if (code := program.wait()) != EXIT_PREEMPTED:
             raise SystemExit(f"training ended with {code}")
@@ -70,7 +73,7 @@ def main() -> None:
         size = sum(file.stat().st_size for file in newest.rglob("*") if file.is_file())
     print(
         f"{usage.num_checkpoints} checkpoints of {size / 1e6:,.0f} MB in {usage.seconds:.0f} s, every {asked.interval}: "
-        f"training stood still for {usage.checkpoint_share:.2%} of the time, {usage.longest_checkpoint:.2f} s at most"
+        f"training was stalled for {usage.checkpoint_share:.2%} of the time, {usage.longest_checkpoint:.2f} s at most"
     )
 
 

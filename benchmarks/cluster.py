@@ -1,7 +1,7 @@
-"""Jobs on a real Kubernetes cluster: how long a start takes by phase, and what a queue of 500 jobs costs.
+"""Measure job start times and the cost of a long queue on a Kubernetes cluster.
 
-First the same training of a tiny model on one pod and as a process of this machine. Then 50 jobs that run on fake nodes,
-each with a fake run pod, and 500 that wait for their GPUs.
+`start` runs the same training of a tiny model in one pod and as a local process, and reports each phase. `queue` runs 50
+jobs on fake nodes, each with a fake run pod, while 500 wait for GPUs.
 The test cluster must run: `python -m tests.cluster up`. Usage: `python -m benchmarks.cluster [start] [queue]`.
 """
 
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def compare_starts(installation: Installation, folder: Path) -> None:
-    """Seconds since the submission: on the cluster by phase, and as a process of this machine."""
+    """Print seconds since submission, on the cluster by phase and as a local process."""
     place, local_place = (make_place(folder, name, store) for name, store in (("far", installation.store), ("here", None)))
     resolve_base_model(place.recipe.base_model, installation.store, folder)
     local = LocalCompute(folder / "jobs", credentials=JobCredentials(installation.database))
@@ -82,7 +82,7 @@ def compare_starts(installation: Installation, folder: Path) -> None:
 
 
 def make_place(folder: Path, name: str, store: Store | None) -> Place:
-    """Without a store: its objects in a folder, as on a laptop."""
+    """Create a place for jobs; without a store, its objects are in a folder."""
     (folder / name).mkdir()
     return Place(folder / name, store)
 
@@ -112,7 +112,7 @@ def ignore(_: object) -> None:
 
 
 def measure_queue(installation: Installation, folder: Path) -> None:
-    """What controller and API server do while jobs are submitted, while nothing changes, and while all are cancelled."""
+    """Measure controller and API server during submission, idle time and cancellation."""
     place = make_place(folder, "place", None)
     load = Load(installation)
     print(f"\n{'':<40}{'seconds':>10}{'API requests/s':>16}{'controller CPU':>16}{'memory':>10}")
@@ -143,7 +143,7 @@ def is_running(row: ClusterJob) -> bool:
 
 
 def is_explained(row: ClusterJob) -> bool:
-    """Whether a job that waits has a place in the queue, and says which quota is missing."""
+    """Whether a waiting job has a queue position and names the missing quota."""
     return row.phase is Phase.PENDING and row.queue_position is not None and "nvidia.com/gpu" in row.detail
 
 
@@ -163,7 +163,7 @@ def wait_until_settled(installation: Installation, holds: Callable[[], bool]) ->
 
 
 def claim_attempts(installation: Installation) -> None:
-    """What the launchers of pods that run would do: fake pods run none."""
+    """Claim attempts in place of launchers, which fake pods do not run."""
     pods = installation.cluster.get("pods", f"--namespace={installation.name}", f"--selector=app={JOB_APP}")["items"]
     running = {pod["metadata"]["labels"][JOB_LABEL]: pod for pod in pods if pod["status"]["phase"] == "Running"}
     for row in installation.jobs.active():
@@ -175,7 +175,7 @@ def claim_attempts(installation: Installation) -> None:
 
 
 def create_run_pods(installation: Installation) -> None:
-    """The run pod of each running job: it calls no API server, which only has to keep it."""
+    """Create a run pod per running job, which only has to be stored."""
     spec = {
         "restartPolicy": "Never",
         "nodeSelector": ON_FAKE_NODES.node_selector,
@@ -203,7 +203,7 @@ def create_run_pods(installation: Installation) -> None:
 
 
 class Load:
-    """Rates since the last report."""
+    """Load of API server and controller since the last report."""
 
     def __init__(self, installation: Installation) -> None:
         self._installation = installation
@@ -225,7 +225,7 @@ class Load:
 
 
 def count_requests(installation: Installation) -> float:
-    """Of everybody, the cluster's own components among them."""
+    """Return the number of API requests of all clients, including the cluster's own components."""
     return sum(float(number) for number in REQUESTS.findall(installation.cluster.kubectl("get", "--raw", "/metrics")))
 
 

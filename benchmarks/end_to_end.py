@@ -1,7 +1,7 @@
-"""The chain's own cost: seconds per phase, what share is overhead around the training steps, and how long hand-overs take.
+"""Measure the pipeline's overhead: seconds per phase, share of training steps, hand-over times.
 
-Runs the demo in a state folder of its own, from an empty one to a proved model in production, and reads the event log.
-Usage: `make bench`, or `python benchmarks/end_to_end.py [--json]`; the ports of the demo must be free.
+Runs the demo in a new state folder, from an empty one to a verified model in production, and reads the event log.
+Usage: `make bench`, or `python benchmarks/end_to_end.py [--json]`; the demo's ports must be free.
 """
 
 import json

@@ -1,8 +1,10 @@
-"""Usage: python -m benchmarks.multi_node_checkpoint [--machines 4] [--megabytes 400] [--network 20]
+"""Measure uploading a checkpoint to S3 and restoring it on all machines.
 
-How long a checkpoint is on its way to S3, and back to all machines, where each has a network of so many megabytes a second:
-as it was, one sending all of it and each fetching all, beside each sending its part and fetching its share. What the others
-had to send to that one before is not counted.
+Usage: python -m benchmarks.multi_node_checkpoint [--machines 4] [--megabytes 400] [--network 20]
+
+Each machine's network is limited to a number of megabytes per second. Compares the earlier method (one machine uploads
+everything, each downloads everything) with the current one (each uploads its part and downloads its share). The transfer
+between machines that the earlier method required is not counted.
 """
 
 import argparse
@@ -31,13 +33,16 @@ from tests.support.s3_server import BUCKETS, VARIABLES, s3_server
 
 BLOCK = 1 << 16
 ROW_BYTES = 1_000_000
-"""Bytes."""
+"""Size of a row in bytes."""
 STEP = 6
 
 
 @dataclass(frozen=True)
 class Machine:
-    """One of `of`, of which the first `saving` save `megabytes` together. `network` is in megabytes a second."""
+    """One of `of` machines; the first `saving` of them save `megabytes` together.
+
+    `network` is in megabytes per second.
+    """
 
     number: int
     of: int
@@ -46,7 +51,7 @@ class Machine:
     network: float
 
     def save(self, folder: Path) -> None:
-        """What its process holds, or all where it alone saves."""
+        """Commit this machine's part, or everything if it alone saves."""
         rows = shard_rows(self.megabytes, self.number - 1, self.saving)
         scratch = folder / "scratch"
         scratch.mkdir(parents=True)
@@ -67,8 +72,8 @@ class Machine:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--machines", type=int, default=4)
-    options.add_argument("--megabytes", type=int, default=400, help="of the whole checkpoint")
-    options.add_argument("--network", type=float, default=20.0, help="megabytes a second that each machine has")
+    options.add_argument("--megabytes", type=int, default=400, help="size of the whole checkpoint")
+    options.add_argument("--network", type=float, default=20.0, help="megabytes per second of each machine")
     asked = options.parse_args()
     spawned = multiprocessing.get_context("spawn")
     ours, theirs = spawned.Pipe()
@@ -96,7 +101,7 @@ def main() -> None:
 
 
 def measure(machines: list[Machine], url: str, spawned: SpawnContext) -> tuple[float, float]:
-    """Seconds until all is in the store, and until the last machine has what it goes on from."""
+    """Return the seconds until everything is uploaded, and until all machines have restored it."""
     barrier, results = spawned.Barrier(len(machines)), spawned.Queue()
     started = [spawned.Process(target=report_timing, args=(machine, url, barrier, results)) for machine in machines]
     for process in started:
@@ -110,7 +115,7 @@ def measure(machines: list[Machine], url: str, spawned: SpawnContext) -> tuple[f
 
 
 def report_timing(machine: Machine, url: str, barrier: Any, results: Any) -> None:
-    """Tell how long that machine took; None where it failed: the others are not to wait for it."""
+    """Report a machine's times, or None on failure, so that none waits."""
     try:
         results.put(time_machine(machine, url, barrier))
     except BaseException:
@@ -133,12 +138,12 @@ def time_machine(machine: Machine, url: str, barrier: Any) -> tuple[float, float
         barrier.wait()
         began = time.perf_counter()
         if machine.checkpoints(Path(scratch, "new"), near).latest() is None:
-            raise RuntimeError("the checkpoint did not become whole")
+            raise RuntimeError("the checkpoint is incomplete")
         return up, time.perf_counter() - began
 
 
 class Network:
-    """What is between a machine and the store: all of its connections share `rate` bytes a second, each way."""
+    """A machine's network: its connections share `rate` bytes/s in each direction."""
 
     def __init__(self, url: str, rate: float) -> None:
         host, port = url.removeprefix("http://").split(":")
@@ -169,7 +174,7 @@ class Network:
                 end.shutdown(socket.SHUT_RDWR)
 
     def _turn(self, way: int, size: int) -> float:
-        """When so many bytes are through."""
+        """Return the time at which `size` more bytes have been transferred."""
         with self._lock:
             self._due[way] = max(self._due[way], time.monotonic()) + size / self._rate
             return self._due[way]

@@ -1,7 +1,7 @@
-"""Which models saw a record: what its index costs when a dataset is created, and how long questions take on a large one.
+"""Measure tracing which models saw a record: cost of the index, and query times.
 
-Generates records of 500 bytes, makes a version of them with and without an index, trains nothing, and asks. Beside it stands
-the floor: `grep` over the same lines. Usage: `python benchmarks/record_trace.py [--records 1000000] [--folder FOLDER]`.
+Generates records of 500 bytes, creates a version with and without an index, trains nothing, and queries. The lower bound is
+`grep` over the same lines. Usage: `python benchmarks/record_trace.py [--records 1000000] [--folder FOLDER]`.
 """
 
 import argparse
@@ -30,11 +30,11 @@ BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models
 WORDS = [
     f"{a}{b}{c}" for a in ("ba", "ke", "li", "mo", "tu", "sa") for b in "nrstlm" for c in ("an", "ed", "ing", "o", "us")
 ]
-"""Made up, so that no record says by chance what is looked for."""
+"""Made up, so that no record contains the searched text by chance."""
 
 
 def rows(count: int, seed: int = 7) -> Iterator[dict[str, Any]]:
-    """Records of about 500 bytes, each different from all others."""
+    """Generate distinct records of about 500 bytes."""
     draw = random.Random(seed)
     for number in range(count):
         said = " ".join(draw.choices(WORDS, k=70))
@@ -44,7 +44,7 @@ def rows(count: int, seed: int = 7) -> Iterator[dict[str, Any]]:
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, float, Any]:
-    """Seconds by the clock, seconds of the processor in this process and its children, and the answer."""
+    """Return wall seconds, processor seconds including children, and the result."""
     began, used = time.perf_counter(), processor_seconds()
     answer = work()
     return time.perf_counter() - began, processor_seconds() - used, answer
@@ -58,7 +58,7 @@ def processor_seconds() -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--records", type=int, default=1_000_000)
-    parser.add_argument("--folder", type=Path, default=None, help="where the files are made, and removed again")
+    parser.add_argument("--folder", type=Path, default=None, help="parent of the temporary files")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         measure(Path(folder), options.records)
@@ -81,7 +81,7 @@ def measure(folder: Path, count: int) -> None:
     store = Store(StoreAddress(root=(folder / "objects").as_uri(), buckets=BUCKETS))
 
     def create(name: str, path: Path = raw) -> Any:
-        # Chunks are an organization's: each version stores all of its own.
+        # Chunks belong to an organization, so each version stores all of its own.
         return create_version(database, store, name="corpus", path=path, user="bench", organization=name)[0]
 
     few = folder / "few.jsonl"
@@ -110,7 +110,7 @@ def measure(folder: Path, count: int) -> None:
     line(f"trace {len(wanted)} records", many, f"{many[0] / len(wanted) * 1000:.1f} ms each")
     absent = timed(lambda: tracer.trace({"instruction": "never asked", "answer": "never answered"}))
     assert not absent[2].found
-    line("trace a record that is nowhere", absent)
+    line("trace an unknown record", absent)
     text = wanted[-1]["answer"][:60]
     matches = timed(lambda: trace_matches(Tracer(database, store, "default"), text, 10))
     assert matches[2].records == 1

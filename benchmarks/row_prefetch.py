@@ -1,9 +1,9 @@
-"""How long training waits for rows that no memory holds: told of beforehand (row B18), beside the same rows untold.
+"""Measure how long training waits for uncached rows, with and without prefetching.
 
     python -m benchmarks.row_prefetch [--megabytes 512] [--rounds 3]
 
-Each step has rows of 2,048 tokens from records that lie anywhere in a file, which is put out of memory before each way. What
-a step computes is a pause; only the time is measured in which the rows are made.
+Each step reads rows of 2,048 tokens at random positions of a file, which is evicted from the page cache before each
+measurement. Computation is replaced by a pause; only the time to read the rows is measured.
 """
 
 import argparse
@@ -24,11 +24,11 @@ from recipes.training.data.rows import TOKEN_SCHEMA
 LENGTH = 2048
 ROWS, STEPS = 8, 12
 STEP_SECONDS = 0.2
-"""Seconds of a step."""
+"""Simulated computing time of a step."""
 
 
 def write_records(path: Path, megabytes: int) -> None:
-    """Records of long-tailed lengths, some 20 of which are a row, in batches as a preparation writes them."""
+    """Write records of long-tailed lengths, about 20 per row, in batches like a preparation's."""
     lengths = np.minimum(np.random.default_rng(0).lognormal(4.2, 0.9, 10_000).astype(np.int32) + 2, LENGTH)
     offsets = pa.array(np.concatenate([np.zeros(1, np.int32), np.cumsum(lengths, dtype=np.int32)]))
     tokens = pa.array(np.arange(lengths.sum(), dtype=np.int32) % 50_000)
@@ -49,8 +49,8 @@ def evict_page_cache(path: Path) -> None:
 
 
 def measure_wait(path: Path, prefetches: bool, seed: int) -> float:
-    """Seconds in which the rows of all steps were made; each step's are told of two steps before, as in training."""
-    evict_page_cache(path)  # which of the pages that are mapped it cannot: so the file is opened after it
+    """Return the seconds spent reading rows; as in training, prefetches are two steps ahead."""
+    evict_page_cache(path)  # evict before opening the file: mapped pages cannot be evicted
     rows = PackedRows(open_table(path), LENGTH, padding=0)
     chosen = np.random.default_rng(seed).integers(0, len(rows), (STEPS, ROWS)).tolist()
     seconds = 0.0
@@ -64,7 +64,7 @@ def measure_wait(path: Path, prefetches: bool, seed: int) -> float:
     advise(1)
     for step in range(STEPS):
         advise(step + 2)
-        time.sleep(STEP_SECONDS)  # here, so that the first step's rows too are told of a step before
+        time.sleep(STEP_SECONDS)  # before the rows, so that the first step's rows are prefetched a step ahead as well
         began = time.perf_counter()
         for row in chosen[step]:
             rows[row]
@@ -76,7 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--folder", type=Path, default=Path.cwd(), help="on the disk that is measured")
+    parser.add_argument("--folder", type=Path, default=Path.cwd(), help="folder on the disk to measure")
     given = parser.parse_args()
     with TemporaryDirectory(dir=given.folder) as folder:
         file = Path(folder) / "tokens.arrow"
@@ -86,12 +86,14 @@ def main() -> None:
             for prefetches in found:
                 found[prefetches].append(1000 * measure_wait(file, prefetches, seed=number) / (STEPS * ROWS))
                 print(
-                    f"round {number + 1}: {'told' if prefetches else 'untold'} {found[prefetches][-1]:.2f} ms a row",
+                    f"round {number + 1}: {'prefetched' if prefetches else 'not prefetched'} "
+                    f"{found[prefetches][-1]:.2f} ms per row",
                     flush=True,
                 )
     with_prefetch, without_prefetch = (statistics.median(found[prefetches]) for prefetches in (True, False))
     print(
-        f"median: told {with_prefetch:.2f} ms a row, untold {without_prefetch:.2f}: {without_prefetch / with_prefetch:.1f}x"
+        f"median: prefetched {with_prefetch:.2f} ms per row, not prefetched {without_prefetch:.2f}: "
+        f"{without_prefetch / with_prefetch:.1f}x"
     )
 
 

@@ -1,9 +1,11 @@
-"""Usage: python benchmarks/training.py [--shape small|7b|7b-4096 ...] [--method lora|qlora ...] [--records 600]
+"""Compare LoRA or QLoRA training of the same records with several tools.
+
+Usage: python benchmarks/training.py [--shape small|7b|7b-4096 ...] [--method lora|qlora ...] [--records 600]
                                         [--cache FOLDER] [--only NAME ...]
 
-Trains the same LoRA, or QLoRA, on the same records with everything that installs and prints, of each: useful tokens (no
-padding) per processor-second, or per second and with MFU on a GPU; the share of time in which checkpoints stopped training;
-peak memory. Processor-seconds, because they hold on a machine that does other work too.
+Prints for each tool that installs: useful tokens (no padding) per processor-second, or on a GPU per second and with MFU; the
+share of time that checkpoints stalled training; peak memory. Processor-seconds are comparable even on a machine that does
+other work too.
 """
 
 import argparse
@@ -19,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # a file that is run finds only what lies beside it
+sys.path.insert(0, str(Path(__file__).parents[1]))  # a script finds only modules in its own folder
 
 from benchmarks.tracking.servers import Place, Server, free_port
 from benchmarks.trainers.hanzo_job import make_job, new_run
@@ -44,9 +46,9 @@ CPU_GOALS = {"TRL, default": "at least 1.6", FLOOR: "at least 0.80, that is with
 
 @dataclass(frozen=True)
 class Cost:
-    """Of training alone: processor-seconds, seconds, share of time that checkpoints took, peak memory in MB.
+    """Cost of training: processor-seconds, seconds, checkpoint stalls as a share of time, peak MB.
 
-    They are about a `share` of the steps; those before took `start` seconds.
+    The figures cover a `share` of the steps; the steps before took `start` seconds.
     """
 
     cpu: float
@@ -58,7 +60,7 @@ class Cost:
 
 
 def cost_of(command: list[str], report: Path) -> Cost:
-    """Run a command that writes the report. Raises DoesNotRun with what it said last."""
+    """Run a command that writes the report. Raises DoesNotRun with its last output."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(REPOSITORY),
@@ -67,7 +69,7 @@ def cost_of(command: list[str], report: Path) -> Cost:
         "TQDM_DISABLE": "1",
         "OMP_WAIT_POLICY": "PASSIVE",
         "GOMP_SPINCOUNT": "10000",
-        "DO_NOT_TRACK": "1",  # else Axolotl calls home
+        "DO_NOT_TRACK": "1",  # otherwise Axolotl sends telemetry
     }
     done = subprocess.run(command, cwd=report.parent, env=environment, capture_output=True, text=True, check=False)
     if done.returncode or not report.exists():
@@ -76,7 +78,7 @@ def cost_of(command: list[str], report: Path) -> Cost:
 
 
 def commands(name: str, work: Work, job: Path, cache: Path) -> dict[str, Command]:
-    """What is run for a name on the command line, by the name in the table; each takes the place of its report.
+    """Return the commands for a name; each is called with its report's path.
 
     Raises:
         DoesNotRun: its packages do not install, or it needs a GPU.
@@ -100,8 +102,8 @@ def main() -> None:
     options.add_argument("--shape", nargs="+", choices=sorted(SHAPES), default=["small"])
     options.add_argument("--method", nargs="+", choices=METHODS, default=["lora"])
     options.add_argument("--records", type=int, default=600)
-    options.add_argument("--cache", type=Path, help="folder of the peers' environments; kept for the next time")
-    options.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, help="who is measured")
+    options.add_argument("--cache", type=Path, help="folder of the peers' environments, kept for later runs")
+    options.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, help="what to measure")
     asked = options.parse_args()
     cache = asked.cache or Settings.load().home / "benchmarks" / "training"
     with tempfile.TemporaryDirectory() as scratch:
@@ -118,7 +120,7 @@ def main() -> None:
 
 
 def compare(work: Work, folder: Path, server: Server, cache: Path, names: list[str]) -> None:
-    """Print what the same work costs each of them."""
+    """Print the cost of the same work with each tool."""
     job = make_job(work, folder / "ours", f"http://127.0.0.1:{server.port}", new_run(server.port))
     (folder / "job.json").write_text(job.model_dump_json())
     machine = read_machine()
@@ -129,7 +131,7 @@ def compare(work: Work, folder: Path, server: Server, cache: Path, names: list[s
 
 
 def measured(names: list[str], work: Work, folder: Path, cache: Path) -> dict[str, Cost]:
-    """Run one after another. Who does not run is told at once, in one line."""
+    """Measure one after another; print immediately why a tool does not run."""
     costs: dict[str, Cost] = {}
     for name in names:
         try:
@@ -172,7 +174,7 @@ def report(costs: dict[str, Cost], work: Work, job: Job, gpus: tuple[str, ...]) 
 
 
 def mfu(tokens_per_second: float, job: Job, gpu: str) -> float:
-    """Share of the GPU's peak; NaN of one that is not in our table."""
+    """Return the share of the GPU's peak, NaN if its peak is unknown."""
     recipe = Recipe.model_validate(job.parameters["recipe"])
     config = json.loads((Path(unquote(urlparse(recipe.base_model.uri).path)) / "config.json").read_text())
     peak = find_device_peak(gpu) or math.nan

@@ -1,1 +1,1 @@
-"""The whole preparation, side by side with the same pipeline written with `datasets.map`, and with its floors."""
+"""Benchmark of dataset preparation against `datasets.map`, datatrove and lower bounds."""

@@ -1,8 +1,10 @@
-"""Usage: python -m benchmarks.preparation [--records 500000] [--shape messages] [--ways datasets.map] [--processes 1 2]
+"""Compare ways to prepare the same generated records.
 
-Prints, of each way to prepare the same generated records, rows per processor-second, seconds, the peak memory of all its
-processes together, and the records that it kept; below that how many times ours is as fast, and how far from its floor.
-Processor-seconds, because they hold on a machine that does other work too.
+Usage: python -m benchmarks.preparation [--records 500000] [--shape messages] [--ways datasets.map] [--processes 1 2]
+
+Prints for each way: rows per processor-second, seconds, peak memory of all processes together, and the number of records
+kept; then our speed relative to the others and to the lower bound. Processor-seconds are comparable even on a machine that
+does other work too.
 """
 
 import argparse
@@ -34,7 +36,7 @@ REPOSITORY = Path(__file__).parents[2]
 FLOOR_NAME = "floor: bare encode_batch_fast"
 OURS = "ours"
 GOAL, FLOOR_GOAL = 5, 1.3
-"""Times faster than the way of the documentation, and times the floor at most; by processor seconds."""
+"""Required speedup over the documented way, and maximum ratio to the floor; by processor-seconds."""
 FLOOR = """
 import json, sys
 from tokenizers import Tokenizer
@@ -58,7 +60,10 @@ encode()
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a command with its processes: processor-seconds, seconds, the most memory at once in MB, and records it kept."""
+    """Cost of a command and its processes; peak memory is in MB.
+
+    `cpu` is in processor-seconds, `kept` the number of records that were kept.
+    """
 
     cpu: float
     seconds: float
@@ -67,7 +72,7 @@ class Cost:
 
 
 def measure_cost(command: list[str]) -> Cost:
-    """Run a command. Raises DoesNotRun with what it said last where it fails."""
+    """Run a command. Raises DoesNotRun with its last output if it fails."""
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1"}
     before, started = os.times(), time.monotonic()
     peak = 0
@@ -88,14 +93,14 @@ def measure_cost(command: list[str]) -> Cost:
 
 
 def parse_kept_records(said: str) -> int | None:
-    """How many records a way kept, from what it said; none of a floor, which drops nothing."""
+    """Parse how many records a way kept; None for a floor, which drops nothing."""
     splits = re.search(r"-> train (\d+), validation (\d+), test (\d+);", said)
     found = re.search(r"(\d+) records kept", said)
     return sum(map(int, splits.groups())) if splits else int(found[1]) if found else None
 
 
 def tree_memory(tree: psutil.Process) -> int:
-    """Memory of a process and all below it; what they share counts once (proportional set size)."""
+    """Return the proportional set size of a process and its descendants."""
     total = 0
     try:
         for process in (tree, *tree.children(recursive=True)):
@@ -106,7 +111,7 @@ def tree_memory(tree: psutil.Process) -> int:
 
 
 def our_job(folder: Path, source: Path, tokenizer: Path, workers: int) -> list[str]:
-    """The command of our program, on a store of its own."""
+    """Return the command of our program, with a separate store."""
     place = folder / f"ours-{workers}"
     store = Store(StoreAddress(root=(place / "objects").as_uri(), buckets={"datasets": "d"}))
     raw = place / "raw"
@@ -130,7 +135,7 @@ def our_job(folder: Path, source: Path, tokenizer: Path, workers: int) -> list[s
 
 
 def tokenizer_folder(folder: Path, reference: str) -> Path:
-    """A folder with the tokenizer as transformers reads it; `around.json` is the chat template's text around a question."""
+    """Write the tokenizer for transformers; `around.json` is the template's text around a question."""
     asked = TokenizeParameters(tokenizer=reference)
     export_tokenizer(
         asked, StoreAddress(root=(folder / "base").as_uri(), buckets={"models": "m"}), folder, folder / "frozen"
@@ -149,10 +154,10 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--records", type=int, default=500_000)
     options.add_argument("--shape", type=Shape, choices=list(Shape), default=Shape.INSTRUCTION)
-    options.add_argument("--cache", type=Path, help="folder of the peers' environments; kept for the next time")
+    options.add_argument("--cache", type=Path, help="folder of the peers' environments, kept for later runs")
     options.add_argument("--tokenizer", default="recipe:smollm2-135m-lora")
     cores = os.cpu_count() or 1
-    options.add_argument("--ways", nargs="*", choices=[way.name for way in WAYS], help="beside ours; all by default")
+    options.add_argument("--ways", nargs="*", choices=[way.name for way in WAYS], help="compared with ours (default: all)")
     options.add_argument("--processes", type=int, nargs="*", default=list(dict.fromkeys((1, cores))))
     asked = options.parse_args()
     ways = [way for way in WAYS if asked.ways is None or way.name in asked.ways]
@@ -206,7 +211,7 @@ def report(costs: dict[str, Cost], records: int) -> None:
 
 
 def goals_missed(costs: Mapping[str, Cost]) -> list[str]:
-    """What was asked for and not reached, by processor seconds, with however many processes."""
+    """Return the missed goals, by processor-seconds, for any number of processes."""
     found = []
     for name, cost in costs.items():
         if not name.startswith(OURS):

@@ -1,7 +1,7 @@
-"""Generated records with a long tail of lengths and words; doubles, personal data and other languages as web text has them.
+"""Generate records with long-tailed lengths and words, duplicates, personal data and German text.
 
-Words are drawn as often as their rank says (Zipf's law): 200 of them make half of a text, and the rest come seldom. Few
-words alone would flatter every tokenizer, and ours most, which remembers them.
+Word frequencies follow Zipf's law: 200 words make half of a text, the rest are rare. A small vocabulary would flatter every
+tokenizer, and ours most, because it caches words.
 """
 
 import json
@@ -57,18 +57,18 @@ PERSONAL = (
     "Pay with 4111 1111 1111 1111, order {}.",
 )
 SENTENCE = 14
-"""Words of a sentence, on average; behind every fourth of them begins a paragraph."""
+"""Average words per sentence; a new paragraph follows every fourth sentence on average."""
 
 
 class Shape(StrEnum):
-    """What the records are: a question with its answer, or a conversation of one to four of them."""
+    """The form of records: a question with its answer, or one to four."""
 
     INSTRUCTION = "instruction"
     MESSAGES = "messages"
 
 
 class Words:
-    """Draws words of a language."""
+    """Draws words of a language by Zipf's law."""
 
     def __init__(self, words: Sequence[str], draw: random.Random) -> None:
         self._words = words
@@ -79,7 +79,7 @@ class Words:
         return self._draw.choices(self._words, cum_weights=self._weights, k=count)
 
     def text(self, count: int) -> str:
-        """Sentences in paragraphs."""
+        """Return sentences in paragraphs."""
         parts: list[str] = []
         while count > 0:
             length = min(self._draw.randint(4, 2 * SENTENCE - 4), count)
@@ -91,7 +91,7 @@ class Words:
 
 
 def english(draw: random.Random) -> list[str]:
-    """The usual words first, then those that are made of stems; the more they are made of, the later."""
+    """Return common words first, then words built from stems, the longest compounds last."""
     rare = [(before, stem, after) for stem in dict.fromkeys(STEMS.split()) for before in PREFIXES for after in SUFFIXES]
     draw.shuffle(rare)
     rare.sort(key=lambda parts: sum(map(bool, parts)))
@@ -99,13 +99,13 @@ def english(draw: random.Random) -> list[str]:
 
 
 def write_corpus(path: Path, records: int, shape: Shape = Shape.INSTRUCTION) -> None:
-    """`records` records as canonical JSON lines, the same ones each time."""
+    """Write records as canonical JSON lines; the same ones each time."""
     draw = random.Random(1)
     languages = Words(english(draw), draw), Words(GERMAN, draw)
     last = ""
     with path.open("w", encoding="utf-8") as file:
         for number in range(records):
-            if number and number % 20 == 0:  # 5 % are there before
+            if number and number % 20 == 0:  # 5 % are duplicates
                 file.write(last)
                 continue
             words = languages[number % 25 == 1]
@@ -119,7 +119,7 @@ def write_corpus(path: Path, records: int, shape: Shape = Shape.INSTRUCTION) -> 
 
 
 def turn(words: Words, draw: random.Random, turns: int) -> tuple[str, str]:
-    """A question and its answer; several in one record are as long together as one alone."""
+    """Return a question and answer; several in a record share one's length."""
     length = min(4000, 4 + int(draw.lognormvariate(4, 1.1) / turns))
     return " ".join(words.some(draw.randint(4, 20))).capitalize(), words.text(length)
 

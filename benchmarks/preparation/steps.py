@@ -1,4 +1,4 @@
-"""What every way does to a record but for its tokens: patterns and language model are ours, how they are driven differs."""
+"""Steps shared by all ways except tokenization: our patterns and language model."""
 
 import hashlib
 from collections import Counter
@@ -13,12 +13,12 @@ Row = dict[str, Any]
 
 @cache
 def english() -> LanguageFilter:
-    """Loaded once in each process: `datasets` pickles what it maps, and the model can't be pickled."""
+    """Load once per process: `datasets` pickles what it maps, and the model cannot be pickled."""
     return LanguageFilter(["en"], 0.5)
 
 
 def messages_of(row: Row) -> list[dict[str, str]]:
-    """A record as a conversation, the form that chat templates take."""
+    """Return a record as a conversation, the input of chat templates."""
     if "messages" in row:
         return [{"role": message["role"], "content": message["content"]} for message in row["messages"]]
     return [{"role": "user", "content": row["instruction"]}, {"role": "assistant", "content": row["answer"]}]
@@ -29,7 +29,7 @@ def text_of(row: Row) -> str:
 
 
 def mask_row(row: Row) -> Row:
-    """The record without personal data."""
+    """Return a record without personal data."""
     if "messages" in row:
         return {
             "messages": [{**message, "content": mask_value(message["content"], Counter())} for message in row["messages"]]

@@ -1,10 +1,10 @@
-"""The same pipeline with `datasets.map`. Runs in an environment that has `datasets`, without ours.
+"""The pipeline written with `datasets.map`, run in an environment that has only `datasets`.
 
 Usage: python -m benchmarks.preparation.with_datasets SOURCE TOKENIZER_FOLDER TARGET PROCESSES typical|tuned
 
-typical: a record at a time through the tokenizer's chat template, once up to each answer and once with it to know what is
-learned, as TRL's SFTTrainer maps a dataset of prompts and completions.
-tuned: what the template puts around a question is known beforehand, and texts go in batches to the bare tokenizer.
+typical: one record at a time through the tokenizer's chat template, once up to each answer and once including it to find
+the trained tokens, as TRL's SFTTrainer maps a dataset of prompts and completions.
+tuned: the template's text around a question is precomputed, and texts are passed in batches to the bare tokenizer.
 """
 
 import json

@@ -1,9 +1,9 @@
-"""The same pipeline with datatrove. Runs in an environment that has it, without ours.
+"""The pipeline written with datatrove, run in an environment that has only datatrove.
 
 Usage: python -m benchmarks.preparation.with_datatrove SOURCE TOKENIZER_FOLDER TARGET
 
-It knows no chat templates: a text is put together from what stands around a question and an answer, and the ranges on which
-no loss is taken go with it. Equal records are found in a pass of their own, as it has it.
+datatrove has no chat templates: a text is built from the precomputed text around questions and answers, with the ranges that
+are excluded from the loss. Duplicates are found in a separate pass, as datatrove does.
 """
 
 import json

@@ -1,4 +1,5 @@
-"""The tracking server against `mlflow server` and FastTrackML: the same calls, one load generator, interleaved rounds.
+"""Benchmark of the tracking server against `mlflow server` and FastTrackML.
 
-`python -m benchmarks.tracking --help`, or `make bench-tracking` for everything.
+All servers get the same calls from one load generator, in interleaved rounds. `python -m benchmarks.tracking --help`, or
+`make bench-tracking` for everything.
 """

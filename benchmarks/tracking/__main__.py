@@ -1,4 +1,4 @@
-"""Measures servers over one database after another, and prints how much faster ours is. Exits with 1 on a missed goal."""
+"""Compare tracking servers on each database. Exits with 1 on a missed goal."""
 
 import argparse
 import os
@@ -21,11 +21,11 @@ from resources.settings.settings import Settings
 from tests.support.postgres_server import PostgresServer
 
 BARE = "bare"
-"""FastAPI that does nothing: the floor of the calls that write."""
+"""FastAPI without any work: the lower bound of writing calls."""
 
 
 def main() -> int:
-    # A benchmark that is ended early ends its servers too.
+    # When a benchmark is stopped early, it stops its servers too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     options = parsed()
     cache = Settings.load().home / "benchmarks"
@@ -53,17 +53,20 @@ def parsed() -> argparse.Namespace:
     for option, known in (("--only", cases), ("--servers", KINDS), ("--database", DURABILITY)):
         parser.add_argument(option, type=some_of(known), default=list(known), help=", ".join(known))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=4.0, help="of load in each round")
-    parser.add_argument("--runs", type=int, help="that are searched: 2,000, or 10,000 with --scale")
-    parser.add_argument("--scale", action="store_true", help="ours alone, while its tables grow")
-    parser.add_argument("--points", type=int, default=50_000_000, help="with --scale: of all series at the end")
+    parser.add_argument("--seconds", type=float, default=4.0, help="seconds of load in each round")
+    parser.add_argument("--runs", type=int, help="runs to search (default: 2,000, or 10,000 with --scale)")
+    parser.add_argument("--scale", action="store_true", help="measure only ours, while its tables grow")
+    parser.add_argument("--points", type=int, default=50_000_000, help="with --scale: final number of points in all series")
     options = parser.parse_args()
     options.runs = options.runs or (10_000 if options.scale else 2000)
     return options
 
 
 def some_of(known: Collection[str]) -> Callable[[str], list[str]]:
-    """Names with commas between. One that nobody knows is refused: a case that is left out looks like one that is met."""
+    """Return a parser of comma-separated names.
+
+    Unknown names are refused: a case that is left out would look like one that was met.
+    """
 
     def names(text: str) -> list[str]:
         if unknown := sorted({*text.split(",")} - {*known}):
@@ -76,7 +79,7 @@ def some_of(known: Collection[str]) -> Callable[[str], list[str]]:
 def measure(
     database: str, options: argparse.Namespace, cache: Path, folder: Path, postgres: PostgresServer | None
 ) -> list[str]:
-    """All that is asked for over one kind of database. Returns the goals that were missed."""
+    """Measure the selected cases on one kind of database. Returns the missed goals."""
     cases = [case for case in CASES if case.name in options.only]
     print(f"\n{database} ({DURABILITY[database]})")
     with ExitStack() as stack:
@@ -104,7 +107,7 @@ def measure(
             names = [name for name in loaded if not (case.reads and name == BARE)]
             rounds: dict[str, list[Result]] = {name: [] for name in names}
             for number in range(options.rounds):
-                # Each round begins with another server, so that none is always the one after a pause.
+                # Rotate the order of servers, so that none is always the first after a pause.
                 first = number % len(names)
                 for name in names[first:] + names[:first]:
                     before = used[name]() + of_database()
@@ -132,7 +135,7 @@ def new_place(folder: Path, postgres: PostgresServer | None) -> Place:
 
 
 def postgres_seconds(server: PostgresServer) -> Callable[[], float]:
-    """The processor time that a PostgreSQL server has used. It serves only whom a round loads."""
+    """Return a function that reads the processor time of a PostgreSQL server."""
     main = int((server.folder / "data" / "postmaster.pid").read_text().split()[0])
     return lambda: processor_seconds(with_children(main))
 
@@ -154,7 +157,7 @@ def print_case(case: Case, results: dict[str, Result]) -> None:
 
 
 def cheaper(results: dict[str, Result], ours: str, theirs: str) -> float:
-    """How many times less processor a call of ours takes."""
+    """Return how many times less processor time our calls take."""
     return results[theirs].processor / results[ours].processor
 
 

@@ -1,4 +1,4 @@
-"""What is measured, and how much better than the others it must be."""
+"""Measured cases, and the required ratios to other servers."""
 
 import json
 import random
@@ -18,21 +18,21 @@ PAGE = 100
 
 @dataclass
 class Loaded:
-    """A server that answers, with what was logged to it for the reading cases."""
+    """A running server, with what was logged to it for the reading cases."""
 
     port: int
     experiment: str = ""
     run: str = ""
-    """With the long history."""
+    """Id of the run with the long history."""
     small: str = ""
-    """One of those that are searched."""
+    """Id of one of the searched runs."""
     made: dict[int, str] = field(default_factory=dict)
     calls: int = 0
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The figure of one round in its case's unit, and the calls that it took."""
+    """The figure of one round in its case's unit, and the number of calls."""
 
     figure: float
     calls: int
@@ -59,7 +59,7 @@ def own_runs(server: Loaded, clients: int) -> list[str]:
         if number not in server.made:
             server.made[number] = new_run(client)
     client.close()
-    # Steps go on where the last round ended: what is logged again is cheaper.
+    # Steps continue after the last round: logging the same steps again would be cheaper.
     server.calls += 1_000_000
     return [server.made[number] for number in range(clients)]
 
@@ -90,7 +90,7 @@ def log_batch(server: Loaded, clients: int, seconds: float) -> Measured:
 
 
 def points(first: int) -> list[dict[str, object]]:
-    """A batch: ten metrics, a hundred steps."""
+    """Return a batch: ten metrics, a hundred steps."""
     return [
         {
             "key": f"train/metric_{n % 10}",
@@ -112,7 +112,7 @@ def search_all(server: Loaded, clients: int, seconds: float) -> Measured:
 
 
 def search_first(server: Loaded, clients: int, seconds: float) -> Measured:
-    """Pages of runs that nobody has asked for before: a server may keep what it has answered once."""
+    """Search pages of new runs, which no server can have cached."""
     client = Client(server.port)
     experiment = str(client.json("POST", "experiments/create", {"name": f"{EXPERIMENT}-{time.time_ns()}"})["experiment_id"])
     add_runs(client, experiment, FRESH)
@@ -124,11 +124,11 @@ def search_first(server: Loaded, clients: int, seconds: float) -> Measured:
         taken.append(time.perf_counter() - began)
         body["page_token"] = page.get("next_page_token", "")
     client.close()
-    return Measured(median(taken) * 1000, 2 * FRESH + len(taken))  # the calls that made the runs, too
+    return Measured(median(taken) * 1000, 2 * FRESH + len(taken))  # including the calls that created the runs
 
 
 def searching(server: Loaded, query: dict[str, object]) -> Call:
-    """Raises RuntimeError where nothing is found: that would be fast."""
+    """Return a search call. Raises RuntimeError if it finds nothing, which would be fast."""
     call = "POST", API + "runs/search", json.dumps({"experiment_ids": [server.experiment], **query}).encode()
     client = Client(server.port)
     found = json.loads(client.call(call)).get("runs")
@@ -139,7 +139,7 @@ def searching(server: Loaded, query: dict[str, object]) -> Call:
 
 
 def get_run(server: Loaded, clients: int, seconds: float) -> Measured:
-    """A run of ten params, ten metrics and three tags."""
+    """Get a run with ten params, ten metrics and three tags."""
     return asked(server, clients, seconds, ("GET", f"{API}runs/get?run_id={server.small}", b""))
 
 
@@ -152,13 +152,13 @@ def find_experiment(server: Loaded, clients: int, seconds: float) -> Measured:
 
 
 def asked(server: Loaded, clients: int, seconds: float, call: Call) -> Measured:
-    """The median time of a call that is made again and again."""
+    """Return the median time of a repeated call."""
     taken = latencies(server.port, clients, seconds, lambda *_: call)
     return Measured(median(taken) * 1000, len(taken))
 
 
 def history(server: Loaded, clients: int, seconds: float) -> Measured:
-    """All pages of a history: a server that cuts it into pages is asked for them all. Parsing them is not counted."""
+    """Read all pages of a history; the time to parse them is not counted."""
     client = Client(server.port)
     token, found, taken = "", 0, 0.0
     while True:
@@ -191,15 +191,15 @@ CASES = (
     Case("find-experiment", 1, "ms", False, find_experiment, reads=True),
 )
 GOALS = {"mlflow": 15.0, "mlflow-1-worker": 15.0, "fasttrackml": 2.0}
-"""Times better than these, in every case."""
+"""Required ratio to these servers, in every case."""
 START_GOAL = 1.5
-"""Seconds until ours is healthy."""
+"""Maximum seconds until ours is healthy."""
 MEMORY_GOAL = 120.0
-"""MB that ours holds while it is idle."""
+"""Maximum memory of our idle server in MB."""
 
 
 def add_runs(client: Client, experiment: str, runs: int) -> str:
-    """Runs of 10 params, 10 metrics and 3 tags each. Returns the last one's id."""
+    """Create runs of 10 params, 10 metrics and 3 tags each. Returns the last id."""
     for number in range(runs):
         run = new_run(client, experiment)
         metrics = [{"key": f"m{k}", "value": number * 7919 % 2000 / 2000 + k, "timestamp": NOW} for k in range(10)]
@@ -210,7 +210,7 @@ def add_runs(client: Client, experiment: str, runs: int) -> str:
 
 
 def prepare_reads(server: Loaded, runs: int) -> None:
-    """Runs to search in, and one with a long history."""
+    """Create runs to search, and one with a long history."""
     client = Client(server.port)
     server.experiment = str(client.json("POST", "experiments/create", {"name": EXPERIMENT})["experiment_id"])
     server.small = add_runs(client, server.experiment, runs)

@@ -1,4 +1,4 @@
-"""What may be said of a measurement: the goals that were missed, and what nobody measured."""
+"""Evaluate a measurement: missed goals, and goals that were not measured."""
 
 from argparse import Namespace
 from dataclasses import dataclass
@@ -11,7 +11,10 @@ OURS = ("ours", "ours-workers")
 
 @dataclass(frozen=True)
 class Result:
-    """The medians of the rounds: the case's figure, and milliseconds of processor (of the database server too) a call."""
+    """Medians of the rounds: the case's figure, and processor milliseconds per call.
+
+    The processor time includes the database server's.
+    """
 
     figure: float
     processor: float
@@ -19,18 +22,18 @@ class Result:
 
 @dataclass(frozen=True)
 class Idle:
-    """A server that nobody has asked for anything yet: seconds until it was healthy, and MB that it holds."""
+    """An idle server before any request: seconds until healthy, and memory in MB."""
 
     ready_after: float
     memory: float
 
 
 Results = dict[tuple[str, int], dict[str, Result]]
-"""Name and clients of a case -> server -> what was measured."""
+"""Name and clients of a case -> server -> result."""
 
 
 def times(case: Case, results: dict[str, Result], ours: str, theirs: str) -> float:
-    """How many times better ours is."""
+    """Return how many times better ours is."""
     mine, rival = results[ours].figure, results[theirs].figure
     return mine / rival if case.more_is_better else rival / mine
 
@@ -61,7 +64,7 @@ def goals_missed(database: str, cases: list[Case], results: Results, idle: dict[
 
 
 def left_out(options: Namespace) -> list[str]:
-    """What goals speak of and the options did not ask for: nothing is known of it."""
+    """Return what the goals cover but the options exclude."""
     asked = (
         ("databases", DURABILITY, options.database),
         ("servers", (*OURS, *GOALS), options.servers),

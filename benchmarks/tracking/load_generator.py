@@ -1,4 +1,4 @@
-"""The load: client processes that speak HTTP over raw sockets, so that the client costs as little as it can."""
+"""Generate load by client processes with raw-socket HTTP, for minimal client cost."""
 
 import json
 import multiprocessing
@@ -11,9 +11,9 @@ API = "/api/2.0/mlflow/"
 Call = tuple[str, str, bytes]
 """Method, path and body."""
 MakeCalls = Callable[[int, int], Call]
-"""The n-th call of a client: from the number of the client, and n."""
+"""Returns the n-th call of a client, from the client's number and n."""
 PREPARED = 500
-"""Calls that a client makes before the clock runs: to write a batch of a thousand metrics takes as long as an answer."""
+"""Calls prepared before the clock starts: serializing a batch of a thousand metrics takes as long as an answer."""
 
 
 class Client:
@@ -25,7 +25,7 @@ class Client:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def call(self, call: Call) -> bytes:
-        """The body of the answer. Raises RuntimeError unless it is 200."""
+        """Return the response body. Raises RuntimeError unless the status is 200."""
         method, path, body = call
         head = f"{method} {path} HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: application/json\r\n"
         self._socket.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
@@ -81,7 +81,7 @@ class Client:
 
 
 def latencies(port: int, clients: int, seconds: float, calls: MakeCalls) -> list[float]:
-    """Seconds of every call that clients, each in a process of its own, made in that time, after a short warm-up."""
+    """Return the seconds of every call by concurrent client processes, after a short warm-up."""
     context = multiprocessing.get_context("fork")
     found: multiprocessing.Queue[list[float] | Exception] = context.Queue()
     start = context.Barrier(clients)
@@ -110,7 +110,7 @@ def _measure(port: int, seconds: float, calls: MakeCalls, number: int, start: An
 
 
 def _latencies_of_one(port: int, seconds: float, calls: MakeCalls, number: int, start: Any) -> list[float]:
-    # Before the connection is there: a server closes one that says nothing for seconds.
+    # Before connecting: a server closes connections that are idle for seconds.
     prepared = [calls(number, n) for n in range(1, PREPARED + 1)]
     start.wait()
     client = Client(port)

@@ -1,4 +1,4 @@
-"""What no server can beat here: FastAPI that does nothing, and rows written by one loop without a server."""
+"""Lower bounds: FastAPI without any work, and rows written by a loop without a server."""
 
 import sqlite3
 import time
@@ -40,7 +40,7 @@ def batches() -> list[list[tuple[int, int, int, float]]]:
 
 
 def sqlite_rows(folder: Path) -> float:
-    """Rows a second into SQLite, one transaction for each batch, as durable as ours."""
+    """Return rows per second into SQLite, one transaction per batch, with our durability."""
     connection = sqlite3.connect(folder / "floor.db", isolation_level=None)
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=NORMAL")
@@ -57,7 +57,7 @@ def sqlite_rows(folder: Path) -> float:
 
 
 def committed_rows(url: str) -> float:
-    """Transactions of one row a second into PostgreSQL, by one connection: what a call that waits for its commit costs."""
+    """Return single-row commits per second into PostgreSQL: the cost of waiting for a commit."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("CREATE TABLE single (value double precision)")
         began = time.perf_counter()
@@ -67,7 +67,7 @@ def committed_rows(url: str) -> float:
 
 
 def copied_rows(url: str) -> float:
-    """Rows a second into PostgreSQL by COPY, one transaction for each batch."""
+    """Return rows per second into PostgreSQL by COPY, one transaction per batch."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(TABLE)
         made = ["".join(f"{a}\t{b}\t{c}\t{d}\n" for a, b, c, d in rows) for rows in batches()]

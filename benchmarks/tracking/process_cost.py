@@ -1,4 +1,4 @@
-"""What processes cost: their memory, and their processor time, which says the same on a machine that others use too."""
+"""Memory and processor time of processes; both are comparable on a shared machine."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def list_session_processes(leader: int) -> list[int]:
-    """A process that leads a session, and all in it."""
+    """Return the session leader and all processes of its session."""
     listed = subprocess.run(["ps", "-o", "pid=", "-g", str(leader)], capture_output=True, text=True, check=True)
     return [int(pid) for pid in listed.stdout.split()]
 
@@ -18,12 +18,12 @@ def with_children(parent: int) -> list[int]:
 
 
 def memory(pids: list[int]) -> float:
-    """Proportional set size of all, in MB."""
+    """Return the proportional set size of all processes in MB."""
     return sum(_pss(pid) for pid in pids) * 1024 / 1_000_000
 
 
 def processor_seconds(pids: list[int]) -> float:
-    """What they have used since they began, with their children that ended."""
+    """Return the processor time since their start, including ended children."""
     return sum(_ticks(pid) for pid in pids) / TICKS
 
 
@@ -40,5 +40,5 @@ def _ticks(pid: int) -> int:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return 0
-    # The name of the program, in parentheses, may hold spaces.
+    # The program's name, in parentheses, may contain spaces.
     return sum(map(int, stat.rpartition(")")[2].split()[11:15]))

@@ -1,7 +1,8 @@
-"""Does a call cost what it answers, or what the tables hold? The same calls while runs and points grow, step by step.
+"""Measure whether a call's cost depends on its result or on table sizes.
 
-One experiment stays as it is, another grows. Runs are written by the product's own writer, the points of their long series
-by the database itself, because 50 million requests would take a day; what they read afterwards is the same.
+The same calls are repeated while runs and points grow step by step. One experiment is constant, another grows. Runs are
+written by the product's own writer, the points of their long series by the database itself, because 50 million requests
+would take a day; reads are unaffected by that.
 """
 
 import json
@@ -22,7 +23,7 @@ from resources.metadata.writes.write_decisions import run_write
 
 NOW = 1_700_000_000_000
 SMALL = 500
-"""Runs of the experiment that stays as it is."""
+"""Runs of the constant experiment."""
 FRACTIONS = (0.1, 0.25, 0.5, 1.0)
 GROUP = 100
 """Runs in one transaction."""
@@ -43,14 +44,14 @@ _MOVE = """UPDATE latest_metrics SET step = :points - 1, timestamp = :now + :poi
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked at each step."""
+    """A call that is measured at each step."""
 
     name: str
     call: Call
 
 
 def measure_scale(place: Place, start: Callable[[], Server], runs: int, points: int, seconds: float) -> None:
-    """Print what each call takes at each step, and the processor time of the server (without PostgreSQL's) for it."""
+    """Print the latency and server processor time (without PostgreSQL's) of each call."""
     database = Database(place.database)
     database.migrate()
     tracking = Tracking(database)
@@ -83,7 +84,7 @@ def measure_scale(place: Place, start: Callable[[], Server], runs: int, points: 
 
 
 def add_runs(tracking: Tracking, experiment: int, numbers: range) -> None:
-    """Runs of ten params, ten metrics and three tags."""
+    """Add runs of ten params, ten metrics and three tags."""
     with tracking.write() as writer:
         writes = []
         for number in numbers:
@@ -96,7 +97,7 @@ def add_runs(tracking: Tracking, experiment: int, numbers: range) -> None:
 
 
 def lengthen(database: Database, points: int, last: int) -> None:
-    """Give the series that came after the last one their points."""
+    """Add points to the series after `last`."""
     with database.write() as writer:
         values = {"points": points, "now": NOW, "last": last}
         writer.execute(text(_LENGTHEN[writer.dialect.name]), values)
@@ -109,7 +110,7 @@ def last_series(database: Database) -> int:
 
 
 def settle(database: Database) -> None:
-    """What PostgreSQL does by itself within a minute: count what its planner decides by."""
+    """Update PostgreSQL's planner statistics, as it would by itself within a minute."""
     if database.engine.dialect.name == "postgresql":
         with database.read() as connection:
             connection.execute(text("VACUUM ANALYZE"))
@@ -117,10 +118,10 @@ def settle(database: Database) -> None:
 
 def questions(port: int, small: int, growing: int) -> Iterator[Asked]:
     ordered = {"order_by": ["metrics.m3 DESC"], "max_results": 100}
-    yield Asked("a page of the experiment that stays: filtered, ordered", search(small, "params.p1 = 'v3'", ordered))
-    yield Asked("a page of the one that grows: its newest", search(growing, "", {"max_results": 100}))
-    yield Asked("one run in 50 of it, ordered", search(growing, "params.p0 = 'v3'", ordered))
-    yield Asked("half of it: filtered by metric, ordered", search(growing, "metrics.m2 > 2.5", ordered))
+    yield Asked("constant experiment: a page, filtered and ordered", search(small, "params.p1 = 'v3'", ordered))
+    yield Asked("growing experiment: the newest page", search(growing, "", {"max_results": 100}))
+    yield Asked("growing experiment: one run in 50, ordered", search(growing, "params.p0 = 'v3'", ordered))
+    yield Asked("growing experiment: half of it by metric, ordered", search(growing, "metrics.m2 > 2.5", ordered))
     client = Client(port)
     newest = client.json("POST", "runs/search", {"experiment_ids": [str(growing)], "max_results": 1})["runs"][0]
     client.close()

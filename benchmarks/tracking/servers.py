@@ -1,4 +1,4 @@
-"""The servers: ours, `mlflow server` and FastTrackML, each in an environment of its own, over a fresh database."""
+"""Start our server, `mlflow server` and FastTrackML, each in a separate environment and database."""
 
 import os
 import socket
@@ -15,11 +15,11 @@ from benchmarks.tracking.process_cost import list_session_processes, memory, pro
 from resources.metadata.database import Database
 
 NOT_PASSED_ON = ("HANZO_ML_", "MLFLOW_", "PYTHONDONTWRITEBYTECODE")
-"""Names of variables, or how they begin. The last would have ours, a checkout, compiled at each start; peers are by pip."""
+"""Variable names or prefixes. The last would compile our checkout at each start; peers are compiled by pip."""
 REPOSITORY = Path(__file__).parents[2]
 STARTS_WITHIN = 120.0
 IDLE, IDLE_FOR = 0.2, 2.0
-"""A server does nothing when it takes less than this share of a processor for so many seconds."""
+"""A server is idle if it uses less than this share of a processor for this many seconds."""
 
 DURABILITY = {
     "sqlite": "ours: WAL, synchronous=NORMAL; mlflow: its default (rollback journal, FULL); FastTrackML: its default (WAL)",
@@ -29,7 +29,7 @@ DURABILITY = {
 
 @dataclass(frozen=True)
 class Place:
-    """Where a server runs: an empty folder, a free port, and the URL of an empty database."""
+    """An empty folder, a free port and an empty database for a server."""
 
     folder: Path
     port: int
@@ -60,7 +60,7 @@ def our_environment(place: Place) -> dict[str, str]:
 
 
 def our_workers_environment(place: Place) -> dict[str, str]:
-    """As it is deployed: a worker for each core. SQLite has one writer, so that the server refuses several there."""
+    """Return the deployed configuration: one worker per core (refused on SQLite, which has one writer)."""
     return {**our_environment(place), "HANZO_ML_SERVER_WORKERS": str(os.cpu_count())}
 
 
@@ -100,7 +100,7 @@ KINDS = {
 
 
 class Server:
-    """A running server; `ready_after` is its start in seconds."""
+    """A running server; `ready_after` is its start-up time in seconds."""
 
     def __init__(self, name: str, place: Place, cache: Path) -> None:
         kind = KINDS[name]
@@ -126,15 +126,16 @@ class Server:
         self.ready_after = time.perf_counter() - began
 
     def memory(self) -> float:
-        """Proportional set size of the server and all its children, in MB."""
+        """Return the proportional set size of the server and all its children in MB."""
         return memory(list_session_processes(self._process.pid))
 
     def processor_seconds(self) -> float:
         return processor_seconds(list_session_processes(self._process.pid))
 
     def settle(self) -> None:
-        """Wait until it has started all that it starts: mlflow is healthy long before its job consumers are there, and while
-        those came it answered a tenth of the calls that it answers then, which was no merit of the others.
+        """Wait until all of the server's processes have started.
+
+        mlflow is healthy long before its job consumers have started, and meanwhile reached a tenth of its later throughput.
         """
         until = time.perf_counter() + STARTS_WITHIN
         used = self.processor_seconds()
@@ -163,7 +164,7 @@ class Server:
 
 
 def installed(packages: tuple[str, ...], cache: Path) -> Path:
-    """The folder of the programs of an environment with these packages, made the first time."""
+    """Return the `bin` folder of an environment with these packages, created on first use."""
     folder = cache / packages[0].replace("==", "-")
     if not (folder / "complete").exists():
         print(f"installing {' '.join(packages)} into {folder}", file=sys.stderr)

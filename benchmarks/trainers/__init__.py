@@ -1,1 +1,1 @@
-"""Fine-tuning side by side with what others use: the same model, records, precision and optimizer, in one run."""
+"""Fine-tuning benchmark: other trainers with the same model, records, precision and optimizer."""

@@ -1,6 +1,6 @@
-"""Usage: python -m benchmarks.trainers.hand_loop WORK REPORT
+"""The lower bound: packed rows and a plain PyTorch loop, without logging or checkpoints.
 
-The floor: packed rows, one loop, no library between it and PyTorch, no logging, no checkpoint.
+Usage: python -m benchmarks.trainers.hand_loop WORK REPORT
 """
 
 import sys

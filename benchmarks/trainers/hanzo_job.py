@@ -1,4 +1,4 @@
-"""Our program: the real one, as a job like any other, with a tracking server that it logs every step to."""
+"""Our training program, as a regular job that logs every step."""
 
 import json
 from pathlib import Path
@@ -13,11 +13,11 @@ from recipes.storage.base_model_folder import hash_model_folder
 
 NF4 = {"base_dtype": "nf4", "double_quant": True}
 HELD_OUT = 4
-"""Records of the validation split, which the program asks for and nobody else has."""
+"""Records of the validation split, which only our program requires."""
 
 
 def make_recipe(work: Work) -> Recipe:
-    """The recipe that trains one epoch of the work."""
+    """Return the recipe that trains one epoch of the work."""
     folder = Path(work.model)
     return Recipe.model_validate(
         {
@@ -41,7 +41,7 @@ def make_recipe(work: Work) -> Recipe:
 
 
 def make_job(work: Work, place: Path, tracking_uri: str, run_id: str) -> Job:
-    """The job, its data published to a store of its own."""
+    """Return the job, with its data published to a separate store."""
     store = Store(
         StoreAddress(root=(place / "objects").as_uri(), buckets={n: n for n in ("datasets", "models", "checkpoints")})
     )
@@ -74,7 +74,7 @@ def make_job(work: Work, place: Path, tracking_uri: str, run_id: str) -> Job:
 
 
 def new_run(port: int) -> str:
-    """A run of a server on this machine."""
+    """Create a run on a local server."""
     url = f"http://127.0.0.1:{port}/v1/runs"
     made = httpx.post(url, json={"experiment_name": "benchmark"}, trust_env=False).raise_for_status().json()
     return str(made["id"])

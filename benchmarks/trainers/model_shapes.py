@@ -1,4 +1,4 @@
-"""How large the model and its rows are, and what each tool is told of the work. Loads nothing: peers read it too."""
+"""Shapes of models and rows, and the work description for each tool. No heavy imports."""
 
 import json
 from dataclasses import dataclass, replace
@@ -10,14 +10,14 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 LEARNING_RATE = 1e-4
 MAX_GRAD_NORM = 1.0
 PADDED_BATCH = 8
-"""Records of a padded batch: the default of transformers, and about as many useful tokens as our two packed rows."""
+"""Records per padded batch: the default of transformers, with about as many useful tokens as our two packed rows."""
 SAVES = 2
-"""Checkpoints in a run, of everybody but the hand-written loop."""
+"""Checkpoints per run, for all trainers except the hand-written loop."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A Llama, and the rows that it is trained on."""
+    """A Llama architecture and the shape of its training rows."""
 
     vocab_size: int
     hidden_size: int
@@ -45,7 +45,7 @@ METHODS = ("lora", "qlora")
 
 @dataclass(frozen=True)
 class Work:
-    """`tokens` are useful ones of one epoch: no padding. `steps` are ours, of `batch_size` rows."""
+    """One epoch of work. `tokens` excludes padding; `steps` are ours, of `batch_size` rows."""
 
     folder: str
     tokens: int
@@ -59,7 +59,7 @@ class Work:
 
     @property
     def quantization(self) -> dict[str, Any] | None:
-        """What transformers takes as `quantization_config`, for qlora: NF4 with double quantization."""
+        """The `quantization_config` for transformers: NF4 with double quantization for qlora, else None."""
         if self.method == "lora":
             return None
         return {

@@ -1,4 +1,4 @@
-"""What others train with: each in an environment of its own, made the first time, outside of ours."""
+"""Other trainers, each in a separate environment created on first use."""
 
 import subprocess
 import sys
@@ -13,10 +13,10 @@ INSTALL_SECONDS = 1800
 
 @dataclass(frozen=True)
 class Peer:
-    """`module` of this package runs in an environment with `packages`; `gpu` says that it needs one.
+    """A trainer: `module` of this package runs in an environment with `packages`.
 
-    `for_gpus` come with `packages`, are of no use to texts, and load beside a PyTorch for GPUs alone: where there is no GPU
-    they are taken away again.
+    `gpu` states that it requires one. `for_gpus` are packages that come with `packages`, are not needed for texts, and only
+    work with a PyTorch for GPUs: without a GPU they are uninstalled.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Peer:
 
 
 TORCH = "torch==2.13.0"
-"""The version that we have, for everybody who can: what is compared is what lies above it."""
+"""Our version, for all trainers that support it, because the layers above it are compared."""
 PEERS = (
     Peer(
         "TRL",
@@ -42,19 +42,19 @@ VARIANTS = ("default", "packing")
 
 
 class DoesNotRun(Exception):
-    """Why a peer is left out, in one line."""
+    """Why a peer is skipped, in one line."""
 
 
 def peer_program(peer: Peer) -> str:
-    """The module that trains with it, in its environment."""
+    """Return the module that trains with a peer, in the peer's environment."""
     return f"{__package__}.{peer.module}"
 
 
 def peer_python(peer: Peer, cache: Path) -> str:
-    """The Python of the peer's environment.
+    """Return the Python of the peer's environment.
 
     Raises:
-        DoesNotRun: it needs a GPU and there is none, or its packages do not install here. They are tried again next time.
+        DoesNotRun: it needs a GPU and there is none, or its installation failed, which is retried next time.
     """
     gpus = read_machine().gpus
     if peer.gpu and not gpus:
@@ -72,7 +72,7 @@ def peer_python(peer: Peer, cache: Path) -> str:
 
 
 def pip(python: Path, verb: str, *arguments: str) -> None:
-    """Raises DoesNotRun with what pip said last."""
+    """Run pip. Raises DoesNotRun with its last error."""
     command = [str(python), "-m", "pip", verb, "--quiet", "--disable-pip-version-check", *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False)
@@ -83,7 +83,7 @@ def pip(python: Path, verb: str, *arguments: str) -> None:
 
 
 def last_line(text: str) -> str:
-    """What a program said last; of pip, its last error."""
+    """Return a program's last output line, or pip's last error."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR:")]
     return (errors or lines or ["it said nothing"])[-1][:300]

@@ -1,8 +1,10 @@
-"""Usage: python -m benchmarks.trainers.trainer_cost REPORT THREADS MODULE [ARGUMENTS]
+"""Run a program unchanged and record the cost of its training.
 
-Runs a program as it is and writes what its training cost. Everybody here trains with transformers' Trainer, so what is
-measured begins and ends for all at the same two places: reading records and loading weights is not in it, optimizer,
-logging and checkpoints are. On a GPU the first steps are apart: in them kernels are chosen, compiled and loaded.
+Usage: python -m benchmarks.trainers.trainer_cost REPORT THREADS MODULE [ARGUMENTS]
+
+All programs here train with transformers' Trainer, so measurements start and end at the same points: they include
+optimizer, logging and checkpoints, but not reading records and loading weights. On a GPU the first steps are excluded,
+because they select, compile and load kernels.
 """
 
 import json
@@ -20,7 +22,7 @@ WARM_UP = 3
 
 
 class Clock:
-    """Processor-seconds and seconds of training, from the end of the warm-up on."""
+    """Processor-seconds and seconds of training after the warm-up."""
 
     def __init__(self) -> None:
         import torch
@@ -47,7 +49,10 @@ class Clock:
             self.cpu, self.began = self.now()
 
     def read(self) -> dict[str, float]:
-        """What `Cost` holds: `share` is that of the steps which the rest is about, and `start` the seconds before them."""
+        """Return the fields of `Cost`.
+
+        `share` is the share of measured steps, `start` the seconds before them.
+        """
         import torch
 
         if self.steps <= self.warm_up:
@@ -67,14 +72,14 @@ class Clock:
 
 @contextmanager
 def measure_training(report: Path) -> Iterator[Clock]:
-    """Write what training within it costs. Who trains tells the clock of each step."""
+    """Write the cost of the training inside; the caller reports each step to the clock."""
     clock = Clock()
     yield clock
     report.write_text(json.dumps(clock.read()))
 
 
 def measure_trainers(report: Path) -> None:
-    """From now on a Trainer's `train` is measured, and each of its checkpoints."""
+    """Patch `Trainer.train` to measure training and each checkpoint."""
     from transformers import Trainer, TrainerCallback
 
     train = Trainer.train

@@ -1,4 +1,4 @@
-"""Usage: python -m benchmarks.trainers.with_axolotl WORK default|packing. Runs where Axolotl is installed."""
+"""Train with Axolotl. Usage: python -m benchmarks.trainers.with_axolotl WORK default|packing."""
 
 import json
 import sys
@@ -42,7 +42,7 @@ def main() -> None:
         "attn_implementation": "sdpa",
         "saves_per_epoch": SAVES,
     }
-    if not half:  # it would choose its kernels by itself, and they ask for a GPU
+    if not half:  # its default kernels require a GPU
         config |= dict.fromkeys(("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel"), False)
     with work.path("axolotl.jsonl").open("w") as file:
         for line in work.path("conversations.jsonl").read_text().splitlines():

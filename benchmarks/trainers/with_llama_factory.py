@@ -1,4 +1,4 @@
-"""Usage: python -m benchmarks.trainers.with_llama_factory WORK default|packing. Runs where LLaMA-Factory is installed."""
+"""Train with LLaMA-Factory. Usage: python -m benchmarks.trainers.with_llama_factory WORK default|packing."""
 
 import json
 import sys
@@ -6,7 +6,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
 
-if find_spec("torchaudio") is None:  # imported for recordings, which nobody has here
+if find_spec("torchaudio") is None:  # imported for audio, which is not used here
     sys.modules["torchaudio"] = ModuleType("torchaudio")
     sys.modules["torchaudio"].__spec__ = ModuleSpec("torchaudio", None)
 

@@ -1,7 +1,9 @@
-"""Usage: python -m benchmarks.trainers.with_trl WORK default|packing. Runs in an environment with TRL, without ours.
+"""Train with TRL, in an environment that has only TRL.
 
-As TRL's documentation has it for prompts with completions; what differs from its defaults is what the comparison needs:
-precision, sequence length, learning rate, LoRA's shape, and no recomputing of activations, which nobody here does.
+Usage: python -m benchmarks.trainers.with_trl WORK default|packing
+
+As in TRL's documentation for prompts with completions, except for what the comparison requires: precision, sequence length,
+learning rate, LoRA's shape, and no recomputation of activations, which no trainer here does.
 """
 
 import sys

@@ -1,11 +1,13 @@
-"""Usage: python -m benchmarks.trainers.with_unsloth WORK default|packing. Runs where Unsloth is installed, on a GPU.
+"""Train with Unsloth, on a GPU.
 
-Its default lays a batch's records end to end where the GPU can, in place of padding.
+Usage: python -m benchmarks.trainers.with_unsloth WORK default|packing
+
+By default it concatenates the records of a batch if the GPU supports it, instead of padding.
 """
 
 import sys
 
-from unsloth import FastLanguageModel  # before transformers, which it changes
+from unsloth import FastLanguageModel  # before transformers, which it patches
 
 # isort: split
 from datasets import load_dataset
@@ -34,7 +36,7 @@ def main() -> None:
         per_device_train_batch_size=work.batch_size if packing else PADDED_BATCH,
         num_train_epochs=1,
         learning_rate=LEARNING_RATE,
-        gradient_accumulation_steps=1,  # it has made 2 the default
+        gradient_accumulation_steps=1,  # Unsloth's default is 2
         gradient_checkpointing=False,
         save_steps=1 / SAVES,
         report_to=[],

@@ -1,6 +1,6 @@
-"""The work that everybody does: a small Llama with random weights, records with a long tail of lengths, one epoch.
+"""The common work: a small Llama with random weights, long-tailed records, one epoch.
 
-A folder holds all of it, as each tool takes it: `model/`, `train/train.jsonl`, `conversations.jsonl`, and `work.json`.
+A folder holds the input of every tool: `model/`, `train/train.jsonl`, `conversations.jsonl`, and `work.json`.
 """
 
 import json
@@ -26,9 +26,9 @@ RECORDS_FOR_TOKENIZER = 500
 
 
 def make_work(folder: Path, shape: Shape, method: str, records: int, threads: int, models: Path) -> Work:
-    """Write the folder. What a token is counts the same for all: those of our encoding, cut at the sequence length.
+    """Write the folder. Tokens are counted by our encoding, truncated, for all tools.
 
-    The model is made where `models` has none of that shape: one of 7B is 13 GB.
+    The model is created if `models` has none of that shape: a 7B model takes 13 GB.
     """
     (folder / "train").mkdir(parents=True)
     write_corpus(folder / "train" / "train.jsonl", records)
@@ -61,7 +61,7 @@ def make_work(folder: Path, shape: Shape, method: str, records: int, threads: in
 
 
 def make_model(folder: Path, shape: Shape, corpus: Path) -> None:
-    """A Llama of the shape with random weights, and a byte-level tokenizer of the corpus."""
+    """Create a Llama with random weights, and a byte-level tokenizer trained on the corpus."""
     import torch
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -101,5 +101,5 @@ def make_model(folder: Path, shape: Shape, corpus: Path) -> None:
     torch.manual_seed(0)
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         model = LlamaForCausalLM(config).to(getattr(torch, shape.dtype))
-    model.save_pretrained(folder, max_shard_size="5GB")  # as they come: its files are hashed at once
+    model.save_pretrained(folder, max_shard_size="5GB")  # usual shard size: files are hashed in parallel
     tokenizer.save_pretrained(folder)

@@ -1,1 +1,1 @@
-"""What versions cost: the bytes of one that changes little of a large corpus, and what many files add to each thing."""
+"""Cost of dataset versions: storage of a small change, and operations on many files."""

@@ -1,11 +1,12 @@
-"""What a version costs that changes 1 % of a large corpus, and its splits: bytes stored more, processor time, memory.
+"""Measure a version that changes 1 % of a large corpus, and its splits.
 
-Makes a version of generated records, one with 1 % of them replaced in one place, and one with another 1 % replaced in ten;
-each is split as the stack would split it. Versions and splits are made by processes of their own, on SQLite and a folder.
-Raw files and canonical records are stored both, and splitting puts a copy together: have four times the corpus free.
+Creates a version of generated records, one with 1 % of them replaced in one place, and one with another 1 % replaced in ten;
+each is split as in production. Reports additional storage, processor time and memory. Versions and splits are created by
+separate processes, on SQLite and a folder. Both raw files and canonical records are stored, and splitting creates a copy:
+four times the corpus must be free.
 
 Usage: `python -m benchmarks.versions [--gigabytes 10] [--folder FOLDER]`, or `python -m benchmarks.versions --files
-1000,10000,100000 [--folder FOLDER]` for what versions of so many files cost (`benchmarks.versions.many_files`).
+1000,10000,100000 [--folder FOLDER]` for versions of that many files (`benchmarks.versions.many_files`).
 """
 
 import argparse
@@ -32,19 +33,18 @@ from resources.metadata.datasets import Datasets
 
 ALL = "s3://hanzo-ml/datasets"
 BLOCK = 1000
-"""Records that are replaced together: 1 MB."""
+"""Number of records that are replaced together: 1 MB."""
 PLACES = 10
 SENTENCES = 20
-"""Of a record."""
+"""Number of sentences of a record."""
 SYLLABLES = ("ba", "ke", "li", "mo", "tu", "sa"), "nrstlm", ("an", "ed", "ing", "o", "us")
 WORDS = [first + letter + last for first in SYLLABLES[0] for letter in SYLLABLES[1] for last in SYLLABLES[2]]
 
 
 def write_corpus(path: Path, blocks: int, replaced: Mapping[int, int]) -> None:
-    """JSON lines of about 1,000 bytes as people write them; `replaced` gives some blocks another edition of their text."""
+    """Write JSON lines of about 1,000 bytes; `replaced` gives some blocks another text."""
     draw = random.Random(0)
-    # Many of them: where the same 32 bytes come again and again, hardly any place says "cut here"
-    # (`recipes.storage.chunking`).
+    # Many sentences: if the same 32 bytes recur, hardly any position is a chunk boundary (`recipes.storage.chunking`).
     sentences = [" ".join(draw.choices(WORDS, k=8)) for _ in range(200_000)]
     with path.open("w", encoding="utf-8") as file:
         for number in range(blocks):
@@ -57,7 +57,7 @@ def write_corpus(path: Path, blocks: int, replaced: Mapping[int, int]) -> None:
 
 
 def editions(blocks: int) -> dict[str, dict[int, int]]:
-    """The versions that are made, one after the other, and which blocks of each are others than the first one's."""
+    """Return the versions in order, and which of their blocks differ from the first version."""
     part = max(1, blocks // 100)
     one = dict.fromkeys(range(blocks // 2, blocks // 2 + part), 1)
     each = max(1, part // PLACES)
@@ -71,7 +71,7 @@ def store_in(folder: Path) -> Store:
 
 
 def ingest(folder: Path) -> None:
-    """In a process of its own: make a version of the corpus."""
+    """Create a version of the corpus; runs in a separate process."""
     database = Database(f"sqlite:///{folder}/metadata.db")
     database.migrate()
     create_version(
@@ -81,7 +81,7 @@ def ingest(folder: Path) -> None:
 
 
 def split(folder: Path) -> None:
-    """In a process of its own: split the newest version."""
+    """Split the newest version; runs in a separate process."""
     database = Database(f"sqlite:///{folder}/metadata.db")
     version = Datasets(database).read("corpus", "default")
     database.close()
@@ -127,8 +127,8 @@ def measure(folder: Path, blocks: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gigabytes", type=float, default=10)
-    parser.add_argument("--files", help="numbers of files, such as 1000,10000: measure these, and no large corpus")
-    parser.add_argument("--folder", type=Path, help="where the files are made, and removed again")
+    parser.add_argument("--files", help="numbers of files, such as 1000,10000, to measure instead of a large corpus")
+    parser.add_argument("--folder", type=Path, help="parent of the temporary files")
     for part in PARTS:
         parser.add_argument(f"--{part}", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -1,7 +1,7 @@
-"""What a version costs that has many files: of each thing that is done with one, time, memory, statements to the database.
+"""Measure operations on a version of many files: time, memory, and database statements.
 
-Ten terabytes in files of 100 MB are 100,000 files. What they hold is read at the speed of the disk; what is kept of each
-must not grow faster than their number. So the files here are small, of two records: the figures are those of a file.
+Ten terabytes in files of 100 MB are 100,000 files. Their content is read at disk speed; metadata per file must not grow
+faster than their number. Files are therefore small here, of two records: the figures are costs per file.
 """
 
 import json
@@ -39,12 +39,12 @@ NAME, OWNER = "corpus", "default"
 IN_A_FOLDER = 1000
 RECORDS = 2
 CHANGED = 100
-"""Of how many files the second version has another."""
+"""One in this many files differs in the second version."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where everything of one number of files lies."""
+    """Folder, database and store of one number of files."""
 
     folder: Path
     database: Database
@@ -55,7 +55,7 @@ class Place:
 
 
 def record(number: int, edition: int) -> dict[str, str]:
-    said = f"{number} of {edition} is said by nobody else, {number * 7919 % 10007} times over"
+    said = f"{number} of {edition} is said in no other record, {number * 7919 % 10007} times over"
     return {"prompt": f"What is {said}?", "completion": said}
 
 
@@ -82,7 +82,7 @@ def preview(place: Place) -> None:
 
 
 def addresses(place: Place) -> None:
-    """What `checkout` asks for first."""
+    """List the files' addresses, the first step of `checkout`."""
     source = source_artifact(place.database, place.version(1))
     listing({"url": None}, (file_json(source, file, lambda uri, _: uri) for file in place.store.manifest(source).files))
 
@@ -111,7 +111,7 @@ def split(place: Place) -> None:
 
 
 def plan(place: Place) -> None:
-    """What each pod of a preparation does before it reads anything."""
+    """Plan ranges, as each pod of a preparation does before reading."""
     source = Source(place.store, place.version(1).artifact, place.folder / "cache")
     cut_ranges(source.files.values())
 
@@ -140,7 +140,10 @@ PARTS: Mapping[str, Callable[[Place], None]] = {
 
 
 def run(part: str, folder: Path) -> None:
-    """In a process of its own: do one thing, and print seconds, megabytes that it took more, and statements."""
+    """Run one operation and print seconds, additional memory in MB, and statements.
+
+    Called in a separate process.
+    """
     store = Store(StoreAddress(root=(folder / "objects").as_uri(), buckets=BUCKETS))
     database = Database(f"sqlite:///{folder}/metadata.db")
     database.migrate()

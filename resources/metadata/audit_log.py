@@ -17,7 +17,7 @@ from resources.metadata.tables import call_tallies as table
 from resources.metadata.tables import events
 from resources.metadata.transactions import insert_into
 
-# The audit log: who called what, as events of the topic `audit`, which the relay publishes like any other (rows X4, Q7).
+# Calls are events of the topic `audit`, which the relay publishes like any other.
 
 AUDIT_TOPIC = "audit"
 CALL_EVENT = "audit.call"
@@ -26,9 +26,10 @@ MAX_OBJECTS = 100
 
 
 class AuditedCall(msgspec.Struct, frozen=True, gc=False):
-    """A call and how it was answered. `count` calls where equal ones were put together; then `duration_ms` is 0.
+    """A call and its outcome, or `count` equal calls.
 
-    `user` and `organization` are empty where the token did not prove any. A struct, because each logged metric makes one.
+    If several calls are combined, `duration_ms` is 0. `user` and `organization` are empty if the token did not prove any. A
+    struct, because one is created for each logged metric.
     """
 
     user: str
@@ -52,7 +53,10 @@ def record_calls(connection: Connection, calls: Iterable[AuditedCall]) -> None:
 
 
 def user_key(organization: str, user: str) -> str:
-    """The key of a user's calls. Long ones are cut, so it alone does not tell whose a call is."""
+    """Return the event key of a user's calls.
+
+    Long keys are cut, so a key alone does not identify a user.
+    """
     return f"{organization}/{user}"[:MAX_KEY_LENGTH]
 
 
@@ -66,15 +70,16 @@ def list_calls(
     type: str | None = None,
     limit: int = 100,
 ) -> list[Event]:
-    """The calls of an organization in the order in which they were recorded; `since` in milliseconds."""
+    """Return an organization's calls in the order of recording; `since` is in milliseconds."""
     query = select(events).where(events.c.topic == AUDIT_TOPIC, events.c.payload["organization"].as_string() == organization)
     if since is None:
         query = query.where(events.c.seq > after)
     else:
-        # One bound: of two SQLite takes the first. And of a sum no index is taken: calls come in the order of `seq`.
+        # A single bound on `seq`: SQLite uses the first of two. `created_at + 0` cannot use an index, so the order by `seq`
+        # is used.
         query = query.where(events.c.seq >= first_event_since(since, after), events.c.created_at + 0 >= since)
     if user is not None:
-        # Key and type are what an index finds: the rest of the log, of all users, is not read for it.
+        # An index on key and type finds a user's calls without reading the whole log.
         query = query.where(
             events.c.key == user_key(organization, user),
             events.c.type == CALL_EVENT,
@@ -86,35 +91,35 @@ def list_calls(
 
 
 def first_event_since(since: int, after: int) -> ColumnElement[int]:
-    """The `seq` of the first event since a time, of those after `after` and of any topic; NULL where there is none.
+    """Return the `seq` of the first event after `after` and not before `since`, or NULL.
 
-    Mostly it is the very next one, or all that are since that time are few. Clocks are set back, so that a later event may
-    have an earlier time: the first is not the one with the earliest time, but the least of a range of the index by time.
+    Usually that is the very next event, or only few events are that recent. Clocks can be set back, so a later event may
+    have an earlier time: take the smallest `seq` of a range of the time index, not the one with the earliest time.
     """
     following = select(events.c.seq, events.c.created_at).where(events.c.seq > after)
     next_one = following.order_by(events.c.seq).limit(1).subquery()
     at_once = select(next_one.c.seq).where(next_one.c.created_at >= since).scalar_subquery()
-    # Of a sum no index knows the least, nor what is beyond a bound: else both databases go through all by their `seq`.
+    # `seq + 0` cannot use the index on `seq`: otherwise both databases would scan all events in its order.
     number = events.c.seq + 0
     among = select(func.min(number)).where(events.c.created_at >= since, number > after).scalar_subquery()
     return func.coalesce(at_once, among)
 
 
-# Calls that come thousands of times are counted, each kind in one row, and the counts are put into the audit log from
-# time to time (row X4). A count is part of the transaction that makes the change, so neither is there without the other,
-# whatever is killed; whichever server comes by puts it into the log.
+# Calls that come thousands of times are counted, one row per kind, and the counts are flushed into the audit log
+# periodically. A count is committed with the change that it counts, so a kill never loses one of the two; any server may
+# flush the counts.
 #
-# What counts here holds the outbox first, what `writes` counts holds its runs; both lock counts in the order of their
-# ids. So none waits for another that waits for it.
+# Lock order: counting here locks the outbox first, counting in `writes` locks its runs first, and both then lock counts in
+# the order of their ids. So there are no deadlocks.
 
 FLUSH_PERIOD_MS = 60_000
-"""At most one row of each kind in so long a time, but for the first."""
+"""Minimum interval between two audit rows of the same kind, except for the first."""
 MAX_FLUSHED = 1000
 CACHE_SIZE = 10_000
 
 
 class Tally(NamedTuple):
-    """A kind of calls: where it is counted, and the call as JSON."""
+    """A kind of call: the id of its count, and the call as JSON."""
 
     id: str
     call: str
@@ -122,13 +127,13 @@ class Tally(NamedTuple):
 
 @lru_cache(CACHE_SIZE)
 def make_tally(call: AuditedCall) -> Tally:
-    """Of a call without its own duration and count."""
-    text = json.dumps(structs.asdict(call))  # in ASCII, whatever somebody sent as a name
+    """Return the tally of a call without duration and count."""
+    text = json.dumps(structs.asdict(call))  # ASCII, because names sent by clients may hold any character
     return Tally(hashlib.blake2b(text.encode(), digest_size=16).hexdigest(), text)
 
 
 def count_calls(connection: Connection, calls: Iterable[AuditedCall]) -> None:
-    """Count calls in the caller's transaction, each as often as it says itself."""
+    """Count calls in the caller's transaction, each `count` times."""
     counts: Counter[Tally] = Counter()
     for call in calls:
         counts[make_tally(structs.replace(call, duration_ms=0.0, count=1))] += call.count
@@ -147,10 +152,13 @@ def is_flush_due(database: Database, now: int, period: int = FLUSH_PERIOD_MS) ->
 
 
 def flush_counts(connection: Connection, now: int, period: int = FLUSH_PERIOD_MS) -> list[AuditedCall]:
-    """Calls with their counts, to be put into the log in the caller's transaction: those of which none was put there within
-    `period`, both in milliseconds. What came no more since is forgotten."""
+    """Return counted calls to be logged in the caller's transaction, and reset their counts.
+
+    Only kinds that were not flushed within `period` (milliseconds, as `now`) are returned. Kinds without calls since their
+    last flush are deleted.
+    """
     lock_event_order(connection)
-    # What somebody counts just now is taken the next time.
+    # Counts that another transaction is changing are left for the next flush.
     due = select(table).where(table.c.taken_at <= now - period).order_by(table.c.id).limit(MAX_FLUSHED)
     rows = connection.execute(due.with_for_update(skip_locked=True)).all()
     counted = [row for row in rows if row.number]

@@ -1,6 +1,6 @@
-"""Jobs on a cluster: one row for each job id and program, from its submission to its end.
+"""Jobs on a cluster: one row per job id and program, from submission to end.
 
-`KubernetesCompute` writes what is wanted of a job, the cluster's controller how it stands; everybody else reads.
+`KubernetesCompute` writes the wanted state of a job, the cluster's controller the observed state; other code only reads.
 """
 
 import json
@@ -19,16 +19,16 @@ from resources.metadata.tables import cluster_jobs as table
 from resources.metadata.transactions import insert_into, reading, writing
 
 RUN, CANCEL, NOTHING = "run", "cancel", "nothing"
-"""What is wanted of a job. Nothing: its end was reported, so that the next submission starts it again."""
+"""Wanted state of a job. `NOTHING`: its end was reported, so the next submission restarts it."""
 
 
 GenerationKey = tuple[str, Program, int]
-"""What all objects of a job's generation share: job id, program and generation."""
+"""Key of all objects of a job's generation: job id, program and generation."""
 
 
 @dataclass(frozen=True)
 class ClusterJob:
-    """A row of the table without the job's document, which `ClusterJobs.document` reads. Times in milliseconds."""
+    """A row without the job's document (see `ClusterJobs.document`). Times in milliseconds."""
 
     job_id: str
     program: Program
@@ -47,7 +47,7 @@ class ClusterJob:
 
     @property
     def id(self) -> str:
-        """Half of its key to a compute backend (`JobKey`)."""
+        """Half of the job's key in a compute backend (`JobKey`)."""
         return self.job_id
 
     @property
@@ -60,7 +60,7 @@ class ClusterJob:
 
     @property
     def is_queued(self) -> bool:
-        """Whether it waits for its first admission. One that ended before it is not queued."""
+        """Whether it waits for its first admission: false if it ended before."""
         return self.phase is Phase.PENDING and self.admitted_at is None
 
     @property
@@ -74,7 +74,7 @@ class ClusterJob:
 
 @dataclass(frozen=True)
 class JobState:
-    """What the controller writes of a job: all of it at once."""
+    """The columns that the controller writes, always together."""
 
     phase: Phase
     detail: str = ""
@@ -93,10 +93,11 @@ class ClusterJobs:
         self._database = database
 
     def submit(self, job: Job, namespace: str, name: str) -> ClusterJob:
-        """Record that a job is to run. Equal work that is wanted already stays as it is, its unreported failure too.
+        """Record that a job should run.
 
-        Other work, and a job that was cancelled or whose end was reported, begins a new generation: objects of the cluster
-        with other names, which cannot be taken for the earlier ones.
+        A job with equal work that is already wanted is left unchanged, even if its failure is unreported. Different work,
+        and a job that was cancelled or whose end was reported, begin a new generation: cluster objects with new names,
+        which cannot be confused with the earlier ones.
         """
         now, document = now_ms(), job.model_dump(mode="json")
         fresh = {
@@ -125,9 +126,10 @@ class ClusterJobs:
             return self.get(job, connection)
 
     def restart(self, job: Job, generation: int) -> bool:
-        """Begin the next generation of a job that goes on in another form, such as with fewer nodes.
+        """Begin a new generation of a job that continues, for example with fewer nodes.
 
-        Unlike `submit`, its time limit and its counted attempts go on. Returns False where `generation` is not the newest.
+        Unlike `submit`, it keeps the elapsed time limit and the counted attempts. Returns False if `generation` is not the
+        newest.
         """
         values = {"document": job.model_dump(mode="json"), "generation": generation + 1, "updated_at": now_ms()}
         with self._database.write() as connection:
@@ -135,19 +137,22 @@ class ClusterJobs:
             return bool(connection.execute(changed.values(**values).returning(table.c.job_id)).first())
 
     def want_cancel(self, job: JobKey) -> None:
-        """Ask for the end of a job. One that has ended, or was never submitted, stays as it is."""
+        """Request cancellation; a job that has ended or was never submitted is left unchanged."""
         with self._database.write() as connection:
             wanted = update(table).where(_key(job), table.c.wanted == RUN, NOT_ENDED)
             connection.execute(wanted.values(wanted=CANCEL, updated_at=now_ms()))
 
     def acknowledge_end(self, job: JobKey) -> None:
-        """Note that the end of a job was reported: its next submission starts it again."""
+        """Record that a job's end was reported, so that its next submission restarts it."""
         with self._database.write() as connection:
             ended = update(table).where(_key(job), ~NOT_ENDED)
             connection.execute(ended.values(wanted=NOTHING, updated_at=now_ms()))
 
     def set_state(self, job: ClusterJob, state: JobState, connection: Connection | None = None) -> bool:
-        """Write how a job stands, if it is still of that generation and has not ended. Returns whether it was."""
+        """Write a job's state unless it has ended or has a newer generation.
+
+        Returns whether it was written.
+        """
         values = {**state.__dict__, "updated_at": now_ms()}
         with writing(self._database, connection) as writer:
             changed = update(table).where(_key(job), table.c.generation == job.generation, NOT_ENDED)
@@ -159,14 +164,14 @@ class ClusterJobs:
             return _read(row) if row else None
 
     def get(self, job: JobKey, connection: Connection | None = None) -> ClusterJob:
-        """Raises FileNotFoundError: the job was never submitted."""
+        """Return a job's row. Raises FileNotFoundError if it was never submitted."""
         found = self.find(job, connection)
         if found is None:
             raise FileNotFoundError(f"{job.program} {job.id} was never submitted to the cluster")
         return found
 
     def document(self, job: JobKey, connection: Connection | None = None) -> Job:
-        """The job as it was submitted. Raises FileNotFoundError: it never was."""
+        """Return the submitted job. Raises FileNotFoundError if it was never submitted."""
         with reading(self._database, connection) as reader:
             document = reader.execute(select(table.c.document).where(_key(job))).scalar_one_or_none()
         if document is None:
@@ -174,15 +179,15 @@ class ClusterJobs:
         return Job.model_validate_json(json.dumps(document))
 
     def active(self, connection: Connection | None = None) -> list[ClusterJob]:
-        """All jobs that have not ended, oldest first."""
+        """Return all jobs that have not ended, oldest first."""
         return self._list(select(*COLUMNS).where(NOT_ENDED).order_by(table.c.created_at, table.c.job_id), connection)
 
     def list_wanted(self, job_ids: Collection[str], connection: Connection | None = None) -> list[ClusterJob]:
-        """All programs of these jobs that are wanted: neither cancelled nor reported as ended."""
+        """Return the wanted programs of these jobs: neither cancelled nor reported as ended."""
         return self._list(select(*COLUMNS).where(table.c.job_id.in_(job_ids), table.c.wanted == RUN), connection)
 
     def list_programs(self, job_id: str, connection: Connection | None = None) -> list[ClusterJob]:
-        """All programs of one job id, oldest first."""
+        """Return all programs of one job id, oldest first."""
         return self._list(select(*COLUMNS).where(table.c.job_id == job_id).order_by(table.c.created_at), connection)
 
     def count_active(self, connection: Connection | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Why versions could not be checked or split: the program that failed says it, and whoever waits for them reads it here."""
+"""Record why dataset versions could not be checked or split, for waiting clients."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ FAILED_EVENT = "dataset.failed"
 
 @dataclass(frozen=True)
 class DatasetProblem:
-    """In one sentence, and when it was told in milliseconds."""
+    """The problem in one sentence, and when it was recorded (ms since 1970)."""
 
     problem: str
     told_at: int
 
 
 def record_problem(connection: Connection, version: DatasetVersion, problem: str) -> None:
-    """Record it in place of an earlier one, with its event."""
+    """Record a problem, replacing an earlier one, and emit its event."""
     values = {"problem": problem, "told_at": now_ms()}
     row = insert_into(connection, table).values(dataset_id=version.id, **values)
     connection.execute(row.on_conflict_do_update(index_elements=["dataset_id"], set_=values))
@@ -35,6 +35,6 @@ def clear_problem(connection: Connection, version: DatasetVersion) -> None:
 
 
 def find_problems(connection: Connection, dataset_ids: Collection[str]) -> Mapping[str, DatasetProblem]:
-    """Those of the versions that have one."""
+    """Return the problems of the versions that have one."""
     rows = connection.execute(select(table).where(table.c.dataset_id.in_(dataset_ids)))
     return {row.dataset_id: DatasetProblem(row.problem, row.told_at) for row in rows}

@@ -21,42 +21,47 @@ from resources.metadata.tables import datasets as names
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 from resources.metadata.transactions import insert_into
 
-# A version's deletion, and whatever is made of it, wait for one another: what commits second sees what the first did.
+# Locks that serialize deleting a version with deriving something from it: whichever commits second sees the first.
 #
-# SQLite has one writer anyway. PostgreSQL would commit both: the one that looked for who refers to the version, and the
-# one that looked whether it is there still.
+# SQLite has only one writer anyway. Without locks PostgreSQL could commit both: one has checked that the version is
+# unreferenced, the other that it still exists.
 
 
 def lock_for_derivation(connection: Connection, dataset_id: str) -> bool:
-    """Whether the version is there; then it is until this transaction ends."""
+    """Return whether the version exists, and keep it until this transaction ends."""
     existing = select(table.c.id).where(table.c.id == dataset_id).with_for_update(read=True, key_share=True)
     return connection.execute(existing).first() is not None
 
 
 def lock_for_deletion(connection: Connection, dataset_id: str) -> None:
-    """Before the look at who refers to the version: whoever is at recording it ends, and nobody begins."""
+    """Wait for transactions that are deriving from the version, and block new ones.
+
+    Call it before checking for references to the version.
+    """
     connection.execute(select(table.c.id).where(table.c.id == dataset_id).with_for_update())
 
 
-# Where the versions of a dataset lie (row B2).
+# Where the versions of a dataset are stored.
 
 
 def dataset_folder(organization: str, name: str) -> str:
-    """The folder of a dataset's versions. No dataset's name begins with '@', so that no organization's folder is one's."""
+    """Return the folder of a dataset's versions.
+
+    Organization folders begin with '@', which no dataset name does, so the two cannot collide.
+    """
     return uris.dataset_folder(name, None if organization == DEFAULT_ORGANIZATION else organization)
 
 
-# Dataset versions: immutable, numbered from 1 per name, and one for equal content (specification rows B1, B2).
+# Dataset versions: immutable, numbered from 1 per name, unique by content.
 #
-# Making one of files is `resources.ingest`, deleting one `resources.datasets.deletion`; splitting one is the program
-# prepare.
+# `resources.ingest` creates them from files, `resources.datasets.deletion` deletes them; the program prepare splits them.
 
 MAX_PAGE = 1000
 
 
 @dataclass(frozen=True)
 class DatasetVersion:
-    """One version; the fields are the specification's. Sizes in bytes, times in milliseconds."""
+    """One version; the specification's fields. Sizes in bytes, times in milliseconds."""
 
     id: str
     name: str
@@ -82,11 +87,11 @@ class DatasetVersion:
 
     @property
     def is_prepared(self) -> bool:
-        """Whether it was made together with its splits, by the program prepare. Nothing splits it anew."""
+        """Whether the program prepare created it together with its splits, which are then final."""
         return bool(self.splits) and isinstance(self.lineage["transform"], Mapping)
 
     def split(self, name: str) -> Artifact:
-        """The artifact of a split. Raises when the version has not been split yet."""
+        """Return the artifact of a split. Raises if the version has not been split yet."""
         if name not in self.splits:
             raise not_found(f"dataset {self.reference} has no split '{name}' yet")
         return Artifact.model_validate(self.splits[name]["artifact"])
@@ -97,19 +102,19 @@ class Datasets:
         self._database = database
 
     def find_by_content(self, connection: Connection, organization: str, name: str, content: str) -> DatasetVersion | None:
-        """The version that holds this content already."""
+        """Return the version that already has this content, or None."""
         query = select(table).where(
             table.c.organization == organization, table.c.name == name, table.c.content_sha256 == content
         )
         return _first(connection, query)
 
     def next_number(self, connection: Connection, organization: str, name: str) -> int:
-        """The number of the next version, if nobody takes it before."""
+        """Return the number of the next version, unless another transaction reserves it first."""
         query = select(names.c.last_version).where(names.c.organization == organization, names.c.name == name)
         return int(connection.execute(query).scalar() or 0) + 1
 
     def reserve_number(self, connection: Connection, organization: str, name: str) -> int:
-        """Take the next number. Until this transaction ends, nobody else makes a version of this name."""
+        """Reserve the next number; no other transaction creates versions of this name meanwhile."""
         row = insert_into(connection, names).values(organization=organization, name=name, last_version=1)
         upsert = row.on_conflict_do_update(
             index_elements=["organization", "name"], set_={"last_version": names.c.last_version + 1}
@@ -117,14 +122,14 @@ class Datasets:
         return int(connection.execute(upsert).scalar_one())
 
     def add(self, connection: Connection, version: DatasetVersion) -> None:
-        """Record a version whose files are in the store already, with its event."""
+        """Record a version whose files are already stored, and emit its event."""
         row = vars(version) | {"artifact": version.artifact.model_dump()}
         connection.execute(insert(table).values(**row))
         facts = {"dataset_id": version.id, "name": version.name, "version": version.version, "user_id": version.created_by}
         emit(connection, "datasets", "dataset.created", version.name, facts)
 
     def set_splits(self, connection: Connection, version: DatasetVersion, splits: Mapping[str, Any]) -> None:
-        """Record where the splits of a version are. Nothing happens when they are recorded so already."""
+        """Record where the splits of a version are; no event if they are recorded already."""
         if dict(self.get(version.id, connection).splits) == dict(splits):
             return
         connection.execute(update(table).where(table.c.id == version.id).values(splits=dict(splits)))
@@ -138,7 +143,7 @@ class Datasets:
         return found
 
     def resolve(self, reference: str, organization: str, connection: Connection) -> DatasetVersion:
-        """`NAME` (its newest version) or `NAME@VERSION`."""
+        """Return the version of `NAME` (the newest) or `NAME@VERSION`."""
         name, number = parse_dataset_reference(reference)
         query = select(table).where(table.c.name == name, table.c.organization == organization)
         if number is not None:
@@ -151,7 +156,7 @@ class Datasets:
     def describe(
         self, identifier: str, tags: Sequence[str] | None = None, metadata: Mapping[str, Any] | None = None
     ) -> DatasetVersion:
-        """Replace tags or metadata: all that can change of a version, since neither is content."""
+        """Replace tags or metadata, the only mutable fields because neither is content."""
         changed = {
             "tags": None if tags is None else checked_dataset_tags(tags),
             "metadata": None if metadata is None else checked_dataset_metadata(metadata),
@@ -166,10 +171,10 @@ class Datasets:
             return self.get(identifier, connection)
 
     def remove(self, connection: Connection, version: DatasetVersion, user: str) -> None:
-        """Forget a version, with its event."""
+        """Delete a version and emit its event."""
         connection.execute(delete(table).where(table.c.id == version.id))
         facts = {"dataset_id": version.id, "name": version.name, "version": version.version, "user_id": user}
-        facts |= {"organization": version.organization}  # no row says it any more
+        facts |= {"organization": version.organization}  # the row is gone
         emit(connection, "datasets", "dataset.deleted", version.name, facts)
 
     def page(
@@ -181,7 +186,7 @@ class Datasets:
         limit: int = MAX_PAGE,
         page_token: str | None = None,
     ) -> tuple[list[DatasetVersion], str | None]:
-        """Versions that have all the tags, by name and number, and where the next page begins."""
+        """Return versions that have all tags, by name and number, and the next page's token."""
         query = select(table).where(table.c.organization == organization)
         if name:
             query = query.where(table.c.name == name)
@@ -195,7 +200,7 @@ class Datasets:
         return found, order.next_token(rows, limit)
 
     def list(self, organization: str, name: str | None = None, tags: Sequence[str] = ()) -> list[DatasetVersion]:
-        """All of them."""
+        """Return the versions of all pages."""
         found, token = self.page(organization, name=name, tags=tags)
         while token:
             more, token = self.page(organization, name=name, tags=tags, page_token=token)
@@ -203,13 +208,13 @@ class Datasets:
         return found
 
     def read(self, reference: str, organization: str) -> DatasetVersion:
-        """`resolve` in a transaction of its own."""
+        """Call `resolve` in a transaction of its own."""
         with self._database.read() as connection:
             return self.resolve(reference, organization, connection)
 
 
 def has_tag(connection: Connection, tag: str) -> ColumnElement[bool]:
-    """Whether the list of tags holds one, as the database's own JSON functions see it."""
+    """Return a condition that a version has a tag, using the database's JSON functions."""
     if connection.dialect.name == "postgresql":
         return cast(table.c.tags, JSONB).contains([tag])
     each = func.json_each(table.c.tags).table_valued("value")
@@ -230,7 +235,7 @@ def new_id() -> str:
 
 
 def _suggest_remedy(name: str, organization: str, connection: Connection) -> str:
-    """What to do about a dataset, or a version of it, that is not there."""
+    """Suggest what to do about a dataset or version that does not exist."""
     query = select(table.c.name, func.max(table.c.version)).where(table.c.organization == organization)
     newest = {row.name: row[1] for row in connection.execute(query.group_by(table.c.name))}
     if name in newest:

@@ -12,7 +12,7 @@ from recipes.contracts.frozen_model import UNSTORABLE_CHARACTERS
 from recipes.storage.manifest import canonical_json
 from resources.errors import HanzoError, invalid
 
-# Tags of runs that MLflow's clients and user interface give a meaning to.
+# Run tags that MLflow's clients and user interface interpret.
 
 NAME_TAG = "mlflow.runName"
 PARENT_TAG = "mlflow.parentRunId"
@@ -22,9 +22,9 @@ SOURCE_TYPE_TAG = "mlflow.source.type"
 LOGGED_MODELS_TAG = "mlflow.log-model.history"
 
 
-# What a name, a value or a number must look like before it may be stored: MLflow's limits and MLflow's messages.
+# Rules for names, values and numbers before they are stored, with MLflow's limits and messages.
 #
-# Pure functions without a database. What belongs to one table only (a param never changes) stands with that table.
+# Pure functions without a database. Rules of a single table (such as: a param never changes) are kept with that table.
 
 MAX_KEY = 250
 MAX_PARAM_VALUE = 6000
@@ -42,10 +42,10 @@ KEY_PATTERN = re.compile(r"[/\w.\- :]*")
 
 
 class MetricPoint(NamedTuple):
-    """One value of a metric. NaN is stored as 0.0 with `is_nan`, infinity as the largest double, as MLflow does.
+    """One value of a metric, as MLflow stores it.
 
-    A tuple, because a thousand of them come with one request. `model_id` and the dataset are set where the point belongs
-    to a logged model too.
+    NaN is stored as 0.0 with `is_nan`, infinity as the largest double. A tuple, because one request may hold a thousand of
+    them. `model_id` and the dataset are set if the point also belongs to a logged model.
     """
 
     key: str
@@ -72,7 +72,7 @@ def metric_point(
     dataset_name: str = "",
     dataset_digest: str = "",
 ) -> MetricPoint:
-    """A valid point, or an error that names the parameter below `path`."""
+    """Return a valid point, or raise an error that names the parameter below `path`."""
     if len(key) > MAX_KEY or not is_key(key):
         check_key(key, "Metric name", join_path(path, "name"))
     if not 0 <= timestamp <= MAX_INT64:
@@ -91,7 +91,7 @@ def metric_point(
 
 
 def check_key(key: str, label: str, path: str) -> None:
-    """A metric, param or tag key: no character and no path that a file system would read as another name."""
+    """Check a metric, param or tag key: allowed characters, and a normalized path."""
     if len(key) <= MAX_KEY and is_key(key):
         return
     if not KEY_PATTERN.fullmatch(key):
@@ -109,7 +109,7 @@ def check_key(key: str, label: str, path: str) -> None:
 
 @lru_cache(maxsize=4096)
 def is_key(key: str) -> bool:
-    """Remembered, because a run logs the same few keys again and again."""
+    """Return whether a key is valid; cached, because runs repeat the same keys."""
     return KEY_PATTERN.fullmatch(key) is not None and is_canonical_path(key)
 
 
@@ -119,19 +119,22 @@ def is_canonical_path(key: str) -> bool:
 
 
 def checked_param(key: str, value: str, path: str = "") -> tuple[str, str]:
-    """A valid param; a longer value is cut off, as MLflow does unless it is told otherwise."""
+    """Return a valid param; longer values are truncated, as by MLflow's default."""
     check_key(key, "Param key", join_path(path, "key"))
     return key, checked_text(value, join_path(path, "value"))[:MAX_PARAM_VALUE]
 
 
 def checked_run_tag(key: str, value: str, path: str = "") -> tuple[str, str]:
-    """A valid run tag; a longer value is cut off, as MLflow does unless it is told otherwise."""
+    """Return a valid run tag; longer values are truncated, as by MLflow's default."""
     check_key(key, join_path(path, "key"), join_path(path, "key"))
     return key, checked_text(value, join_path(path, "value"))[:MAX_RUN_TAG_VALUE]
 
 
 def checked_creation_tag(key: str, value: str, path: str = "") -> tuple[str, str]:
-    """A tag that a run is made with: MLflow looks at no name of those, so that its clients have sent any."""
+    """Return a valid tag of a new run.
+
+    MLflow does not validate keys here, so existing clients send arbitrary ones.
+    """
     check_length(join_path(path, "key"), checked_text(key, join_path(path, "key")), MAX_KEY)
     return key, checked_text(value, join_path(path, "value"))[:MAX_RUN_TAG_VALUE]
 
@@ -157,14 +160,20 @@ def checked_run_id(run_id: str) -> str:
 
 
 def checked_text(text: str, path: str) -> str:
-    """Text that every database can hold: PostgreSQL knows no NUL, and half a surrogate pair is no character."""
+    """Return text that every database can store.
+
+    PostgreSQL accepts neither NUL nor lone surrogates.
+    """
     if UNSTORABLE_CHARACTERS.search(text):
         raise invalid(f"Invalid value for parameter '{path}' supplied: it holds a character that cannot be stored")
     return text
 
 
 def refuse_unstorable(value: Any, path: str) -> None:
-    """The same of every text and every key of a JSON value: one of them, and PostgreSQL reads no field of that row."""
+    """Apply `checked_text` to every string and key of a JSON value.
+
+    A single bad one makes PostgreSQL unable to read any field of the row.
+    """
     if isinstance(value, str):
         checked_text(value, path)
     elif isinstance(value, dict):
@@ -188,7 +197,7 @@ def check_length(label: str, value: str, limit: int) -> None:
 
 
 def printable(text: str) -> str:
-    """What a user sent, short and in one line."""
+    """Return user input shortened and on one line."""
     return text[:100].encode("unicode_escape").decode("ascii")
 
 
@@ -201,14 +210,14 @@ def invalid_value(path: str, value: Any, detail: str) -> HanzoError:
     return invalid(f"Invalid value {shown} for parameter '{path}' supplied: {detail}")
 
 
-# What a dataset version may be called, and what may be said of it. Pure functions without a database.
+# Rules for names, tags and metadata of dataset versions. Pure functions without a database.
 
 DATASET_NAME_PATTERN = re.compile(r"[A-Za-z0-9][\w.-]{0,249}")
 VERSION_PATTERN = re.compile(r"[0-9]{1,9}")
 
 
 def checked_dataset_name(name: str) -> str:
-    """A name that can stand in a path of the object store."""
+    """Return a name that is valid in an object store path."""
     if not DATASET_NAME_PATTERN.fullmatch(name) or ".." in name:
         raise invalid(
             f"dataset name {name!r} is not allowed: use letters, digits, '_', '-' and '.', and start with a letter or digit"
@@ -217,27 +226,30 @@ def checked_dataset_name(name: str) -> str:
 
 
 def parse_dataset_reference(reference: str) -> tuple[str, int | None]:
-    """The name and the number that `DATASET_NAME_PATTERN` or `NAME@VERSION` says. Raises 400 on anything else."""
+    """Parse `NAME` or `NAME@VERSION` into name and number. Raises 400 on anything else."""
     name, at, number = reference.partition("@")
     if not name or (at and not VERSION_PATTERN.fullmatch(number)):
-        raise invalid(f"'{reference}' is no dataset: write NAME or NAME@VERSION, such as {name or 'my-data'}@1")
+        raise invalid(f"'{reference}' is not a dataset reference: write NAME or NAME@VERSION, such as {name or 'my-data'}@1")
     return name, int(number) if at else None
 
 
 def checked_dataset_tags(tags: Sequence[str]) -> list[str]:
-    """Tags that every database can look for. Raises 400."""
+    """Return tags that every database can search. Raises 400."""
     if bad := [tag for tag in tags if not tag.strip() or UNSTORABLE_CHARACTERS.search(tag)]:
-        raise invalid(f"tag {bad[0][:100]!r} is not allowed: write a text, without control characters")
+        raise invalid(f"tag {bad[0][:100]!r} is not allowed: write text without control characters")
     return list(tags)
 
 
 def checked_dataset_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Metadata that comes back as JSON: one value without a form in it, and no list of versions could be answered."""
+    """Return metadata that can be serialized as JSON.
+
+    A single unserializable value would make every list of versions fail.
+    """
     try:
         canonical_json(metadata)
     except (ValueError, RecursionError):
         raise invalid(
-            "metadata has a value that JSON has not, such as NaN, or is nested too deeply: write null, or a text"
+            "metadata has a value that JSON cannot represent, such as NaN, or is nested too deeply: use null or text"
         ) from None
     refuse_unstorable(metadata, "metadata")
     return dict(metadata)

@@ -1,6 +1,6 @@
-"""GPUs that attempts of jobs held, and for how long: the control plane's own record of GPU hours.
+"""Record which GPUs job attempts held and how long, for GPU hours.
 
-A metric of the run is not a record: any user who may log to the run can write any number.
+A run's metric cannot serve: any user who may log to the run can write any number.
 """
 
 from typing import Any
@@ -33,13 +33,13 @@ def open_usage(connection: Connection, job: JobKey, attempt: str, gpus: int, gpu
 
 
 def extend_usage(connection: Connection, job: JobKey, until: int, attempt: str | None = None) -> None:
-    """Move the end of the open usage forward; never back, because it is part of a counter."""
+    """Move the end of open usage forward, never back: it is a counter."""
     extended = update(table).where(*_open_rows(job, attempt), table.c.metered_until < until).values(metered_until=until)
     connection.execute(extended)
 
 
 def extend_running_gangs(connection: Connection, until: int) -> None:
-    """`extend_usage` for every attempt on the cluster that has not ended, in one statement."""
+    """Call `extend_usage` for every unended attempt on the cluster, in one statement."""
     running = (
         select(job_attempts.c.claimed_by)
         .join(
@@ -53,12 +53,15 @@ def extend_running_gangs(connection: Connection, until: int) -> None:
 
 
 def close_usage(connection: Connection, job: JobKey, attempt: str | None = None) -> None:
-    """Record that an attempt, or every attempt of the job, holds no GPUs any more."""
+    """Record that an attempt, or every attempt of the job, has released its GPUs."""
     connection.execute(update(table).where(*_open_rows(job, attempt)).values(is_open=False))
 
 
 def owner_id(job: JobKey) -> str:
-    """Id of the submitted job that a program works for: `evaluate-ID` belongs to ID. Also the id of its tracking run."""
+    """Return the id of the submitted job, and tracking run, that a program works for.
+
+    `evaluate-ID` belongs to ID.
+    """
     return job.id.removeprefix(f"{job.program.value}-".replace("_", "-"))
 
 

@@ -1,8 +1,7 @@
 """Attempts of a program on a cluster: claim, register nodes, end.
 
-The launcher of the gang's first pod claims a number, which fences off every earlier attempt: the API refuses what those
-still send. How an attempt ended is written once, by the first who knows: a launcher, or the controller where no pod could
-say it.
+The launcher of the gang's first pod claims a number, which fences off all earlier attempts: the API refuses their writes.
+The end of an attempt is recorded once, by the first to know it: a launcher, or the controller if no pod could report it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +35,7 @@ def is_replaced(known: ExitReason | None, reason: ExitReason) -> bool:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of a gang. `nodes` and `gpus` are by node rank, None for a node that has not registered."""
+    """One start of a gang. `nodes` and `gpus` are by rank, None until registered."""
 
     job_id: str
     program: str
@@ -54,13 +53,13 @@ class Attempt:
 
     @property
     def is_registered(self) -> bool:
-        """Whether every node of the gang has said where it runs."""
+        """Whether every node of the gang has registered."""
         return None not in self.nodes
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a launcher asks for: `pod_uid` makes it idempotent.
+    """The request of a launcher for an attempt; `pod_uid` makes it idempotent.
 
     Pods that need only the store to find each other (`shared`) restart alone, so they join the attempt of their generation
     instead of replacing it.
@@ -80,10 +79,10 @@ class JobAttempts:
         self._database = database
 
     def claim(self, job: JobKey, claim: Claim) -> Attempt:
-        """The attempt of a gang whose first pod has this uid; a new uid is the next attempt.
+        """Return the attempt of a gang's first pod; a new uid begins another attempt.
 
         Raises:
-            HanzoError: 404 without such a program; 409 where it is cancelled or over, or has newer pods.
+                HanzoError: 404 if there is no such program; 409 if it is cancelled, has ended or has newer pods.
         """
         with self._database.write() as connection:
             self._refuse_unwanted(connection, job, claim.generation)
@@ -93,22 +92,22 @@ class JobAttempts:
             return self._register(connection, job, found, claim.node_rank, claim.node, claim.gpus)
 
     def register_node(self, job: JobKey, attempt: int, node_rank: int, node: str, gpus: Sequence[str]) -> Attempt:
-        """Record where a node of an attempt runs, and its GPUs. Once all have, `job.started` is emitted.
+        """Record the node and GPUs of a rank, and emit `job.started` once all have registered.
 
         Raises:
-            HanzoError: 409 where the attempt is not the newest.
+                HanzoError: 409 if the attempt is not the newest.
         """
         with self._database.write() as connection:
             self._lock(connection, job)
             return self._register(connection, job, self._get_newest(connection, job, attempt), node_rank, node, gpus)
 
     def report_exit(self, job: JobKey, attempt: int, reason: ExitReason, message: str) -> Attempt:
-        """`end`, for a pod.
+        """Record why an attempt ended, as reported by a pod.
 
-        Where a node is lost, that the others were asked to stop for it is no reason of its own.
+        After a lost node, the remaining pods are asked to stop: their preemption is not recorded as the reason.
 
         Raises:
-            HanzoError: 409 where the attempt is not the newest.
+            HanzoError: 409 if the attempt is not the newest.
         """
         with self._database.write() as connection:
             self._lock(connection, job)
@@ -126,12 +125,13 @@ class JobAttempts:
         counted: bool | None = None,
         ended_at: int = 0,
     ) -> Attempt:
-        """Record why an attempt ended, unless that is known (idempotent). `counted` is by the reason where it is not given.
+        """Record why an attempt ended, unless that is known (idempotent).
 
-        `ended_at` is in milliseconds; now where it is not given. What the control plane was away for is no time of the job.
+        By default, `counted` follows from the reason, and `ended_at` (milliseconds) is now. Time during which the control
+        plane was down is not charged to the job.
 
         A definite reason replaces one of `VAGUE_REASONS`: survivors see only that a pod is gone, the cluster may know that
-        its memory ran out. A full disk replaces a preemption.
+        it ran out of memory. A full disk replaces a preemption.
         """
         with self._database.write() as connection:
             self._lock(connection, job)
@@ -139,7 +139,7 @@ class JobAttempts:
             return self._end(connection, job, attempt, reason, message, counts, ended_at)
 
     def record_checkpoint(self, job: JobKey, attempt: int) -> None:
-        """Note that an attempt has saved a new checkpoint: the attempts before it do not count as failed any more."""
+        """Record that an attempt saved a checkpoint: earlier attempts no longer count as failed."""
         with self._database.write() as connection:
             self._update(connection, job, attempt, {"saved_at": now_ms()})
 
@@ -148,13 +148,13 @@ class JobAttempts:
             return find_newest(connection, job)
 
     def list(self, job: JobKey) -> Sequence[Attempt]:
-        """All attempts, oldest first."""
+        """Return all attempts, oldest first."""
         with self._database.read() as connection:
             rows = connection.execute(select(table).where(*_same_program(job)).order_by(table.c.attempt))
             return [to_attempt(row) for row in rows]
 
     def list_active(self) -> Mapping[tuple[str, str], Sequence[Attempt]]:
-        """Attempts of all jobs that have not ended, oldest first, by job id and program."""
+        """Return the attempts of all unended jobs, oldest first, by job id and program."""
         same = (cluster_jobs.c.job_id == table.c.job_id) & (cluster_jobs.c.program == table.c.program)
         query = select(table).join(cluster_jobs, same).where(cluster_jobs.c.phase.not_in(sorted(ENDED_PHASES)))
         found: dict[tuple[str, str], list[Attempt]] = {}
@@ -169,10 +169,10 @@ class JobAttempts:
             extend_running_gangs(connection, now_ms())
 
     def _lock(self, connection: Connection, job: JobKey, *, fences: bool = False) -> Row[Any] | None:
-        """Keep other writers of the program's attempts out until the transaction ends.
+        """Block other writers of the program's attempts until the transaction ends.
 
-        With `fences` also those who write objects of an attempt (`resources.object_store.attempt_fence`): a claim waits for
-        them. Nothing else does, because a slow object store would hold up the controller.
+        With `fences`, also wait for writers of an attempt's objects (`resources.object_store.attempt_fence`). Only a claim
+        does so, because a slow object store would hold up the controller.
         """
         row = cluster_jobs.c.job_id == job.id, cluster_jobs.c.program == job.program
         return connection.execute(select(cluster_jobs).where(*row).with_for_update(key_share=not fences)).first()
@@ -279,7 +279,7 @@ class JobAttempts:
 
 
 def find_newest(connection: Connection, job: JobKey) -> Attempt | None:
-    """The newest attempt of a program, in the caller's transaction."""
+    """Return the newest attempt of a program, in the caller's transaction."""
     row = connection.execute(select(table).where(*_same_program(job)).order_by(table.c.attempt.desc()).limit(1)).first()
     return to_attempt(row) if row else None
 

@@ -16,24 +16,24 @@ from resources.settings.settings import Settings
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 MIGRATION_LOCK_ID = 0x48616E7A6F
-"""PostgreSQL's advisory lock: replicas of a server that start together migrate one after the other."""
+"""PostgreSQL's advisory lock, so that replicas that start together migrate one after another."""
 
 
 class Revision(Enum):
-    """Which tables a database has."""
+    """The state of a database's schema."""
 
     NONE = auto()
     EARLIER = auto()
     CURRENT = auto()
-    """Or a later one: servers of two releases run side by side while one replaces the other."""
+    """Or later: during a rolling upgrade, servers of two releases use the same database."""
 
 
 def create_if_missing(database: Database) -> Revision:
-    """Make the tables of a database that has none. Returns what it had.
+    """Create the tables of a database that has none. Returns the previous state.
 
     Raises:
-        SQLAlchemyError: it does not answer.
-        OSError: there is no folder for it, and none can be made.
+        SQLAlchemyError: the database does not respond.
+        OSError: its folder does not exist and cannot be created.
     """
     found = read_revision(database)
     if found is Revision.NONE:
@@ -42,10 +42,10 @@ def create_if_missing(database: Database) -> Revision:
 
 
 def read_revision(database: Database) -> Revision:
-    """What a database has. Reading it needs no Alembic, which costs a start a tenth of a second.
+    """Return a schema's state without importing Alembic, which takes a tenth of a second.
 
     Raises:
-        SQLAlchemyError: it does not answer.
+        SQLAlchemyError: the database does not respond.
     """
     address = make_url(database.url)
     if address.get_backend_name() == "sqlite" and not Path(address.database or "").is_file():
@@ -61,8 +61,8 @@ def read_revision(database: Database) -> Revision:
 
 
 def migrate_database(database: Database) -> None:
-    """Bring the schema to the newest revision, in one transaction. It keeps what the database has."""
-    # A tenth of a second that a server, which never migrates, need not wait for.
+    """Upgrade the schema to the newest revision in one transaction, keeping all data."""
+    # Imported here: it costs a tenth of a second that a server, which never migrates, need not spend.
     import alembic.command
     import alembic.config
 
@@ -90,9 +90,9 @@ def main() -> int:
         return EXIT_BAD_CONFIGURATION
     except SQLAlchemyError as problem:
         reason = str(getattr(problem, "orig", problem)).partition("\n")[0]
-        print(f"error: the metadata database was left as it was: {reason}", file=sys.stderr)
+        print(f"error: the metadata database was not changed: {reason}", file=sys.stderr)
         return 1
-    print("the metadata database has the tables of this release")
+    print("the metadata database has the schema of this release")
     return 0
 
 

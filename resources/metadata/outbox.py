@@ -11,14 +11,14 @@ from resources.metadata.tables import event_positions as table
 from resources.metadata.tables import events
 from resources.metadata.transactions import insert_into
 
-# The events table: a change and its event are one transaction, so neither exists without the other (row Q9).
+# The events table: a change and its event are committed together, so neither exists without the other.
 
 POSTGRES_OUTBOX_LOCK = 57_000_001
 
 
 @dataclass(frozen=True)
 class Event:
-    """One line of the log. `seq` grows in the order of commits, so a reader that keeps the last one misses nothing."""
+    """One event. `seq` grows in commit order, so a reader's position skips nothing."""
 
     seq: int
     topic: str
@@ -35,8 +35,8 @@ def now_ms() -> int:
 def lock_event_order(connection: Connection) -> None:
     """Hold the order of events until the end of the transaction.
 
-    Sequence numbers of PostgreSQL are given out before the commit, so a slow transaction could commit a number that
-    readers have passed already. The lock makes the order of numbers the order of commits; SQLite has one writer anyway.
+    PostgreSQL assigns sequence numbers before the commit, so a slow transaction could commit a number that readers have
+    already passed. The lock makes the order of numbers the order of commits; SQLite has only one writer anyway.
     """
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": POSTGRES_OUTBOX_LOCK})
@@ -53,7 +53,7 @@ def emit(connection: Connection, topic: str, type: str, key: str, payload: Mappi
 
 
 def read_after(connection: Connection, seq: int, types: Sequence[str] = (), limit: int = 100) -> list[Event]:
-    """Events after `seq` in the order of their commits, of the given types (all when none is given)."""
+    """Return events after `seq` in commit order, of the given types (default: all)."""
     query = select(events).where(events.c.seq > seq).order_by(events.c.seq).limit(limit)
     if types:
         query = query.where(events.c.type.in_(types))
@@ -61,26 +61,26 @@ def read_after(connection: Connection, seq: int, types: Sequence[str] = (), limi
 
 
 def event_time(connection: Connection, seq: int) -> int | None:
-    """When an event was written, in milliseconds; None where there is none of that number."""
+    """Return when an event was written (ms since 1970), None if it is missing."""
     return connection.execute(select(events.c.created_at).where(events.c.seq == seq)).scalar_one_or_none()
 
 
 def newest_event(connection: Connection) -> tuple[int, int]:
-    """`seq` and time of the newest event; twice 0 where there is none."""
+    """Return `seq` and time of the newest event, or zeros if there is none."""
     found = connection.execute(select(events.c.seq, events.c.created_at).order_by(events.c.seq.desc()).limit(1)).first()
     return (found.seq, found.created_at) if found else (0, 0)
 
 
-# How far a reader of the events is, where no other keeps that for it: a Dagster sensor has a cursor of its own.
+# Positions of readers that have no cursor of their own, as Dagster's sensors have.
 
 
 def read_position(connection: Connection, reader: str) -> int:
-    """The `seq` of the last event that the reader is done with; 0 for a new one."""
+    """Return the `seq` of the reader's last processed event, 0 for a new reader."""
     return connection.execute(select(table.c.seq).where(table.c.reader == reader)).scalar_one_or_none() or 0
 
 
 def advance_position(connection: Connection, reader: str, seq: int) -> None:
-    """Note, in the caller's transaction, that the reader is done with all events up to this one. It never goes back."""
+    """Record in the caller's transaction that events up to `seq` are processed; never decreases."""
     row = insert_into(connection, table).values(reader=reader, seq=seq)
     connection.execute(
         row.on_conflict_do_update(index_elements=["reader"], set_={"seq": seq}, where=table.c.seq < row.excluded.seq)

@@ -28,7 +28,7 @@ from resources.metadata.tables import (
 )
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 
-# To which organization an object belongs: the one look-up behind every refusal of what is another's (row W5).
+# The organization that owns an object: the only look-up behind every refusal of access to another organization's objects.
 
 
 class ObjectKind(StrEnum):
@@ -44,20 +44,23 @@ class ObjectKind(StrEnum):
 
 @dataclass(frozen=True, order=True)
 class Reference:
-    """An object as a request names it."""
+    """An object as named by a request."""
 
     kind: ObjectKind
     id: str
 
     def __str__(self) -> str:
-        """Of a name that nobody can have, too: one U+0000 in the audit log, and PostgreSQL reads no field of that row."""
+        """Return a text that can be stored, even for an impossible name.
+
+        A U+0000 in the audit log makes PostgreSQL unable to read any field of the row.
+        """
         name = UNSTORABLE_CHARACTERS.sub("\ufffd", self.id[:100])
         return f"{self.kind}:{name}"
 
 
 @dataclass(frozen=True)
 class Owner:
-    """`user_id` is empty where it does not matter who made an object."""
+    """The owner of an object; `user_id` is empty for kinds where its creator is irrelevant."""
 
     organization: str
     user_id: str = ""
@@ -76,9 +79,9 @@ CHUNK = 500
 
 
 def find_owners(connection: Connection, references: Collection[Reference], organization: str) -> dict[Reference, Owner]:
-    """The owner of each object that exists: one query for each kind that is named.
+    """Return the owner of each object that exists, with one query per kind.
 
-    A model's name means the asking organization's own: another one's model of that name is another model.
+    A model's name refers to the requesting organization's model: another organization may use the same name.
     """
     wanted: dict[ObjectKind, dict[str | int, Reference]] = {}
     for reference in references:
@@ -99,7 +102,7 @@ def find_owners(connection: Connection, references: Collection[Reference], organ
 
 
 def stored_id(reference: Reference) -> str | int | None:
-    """The id as the database holds it; None for what can be no id there."""
+    """Return the id as stored in the database, None if it is invalid."""
     if reference.kind is not ObjectKind.EXPERIMENT:
         return None if UNSTORABLE_CHARACTERS.search(reference.id) else reference.id
     try:
@@ -110,7 +113,7 @@ def stored_id(reference: Reference) -> str | int | None:
 
 
 def _with_organization(kind: ObjectKind) -> tuple[FromClause, *tuple[Column[str], ...]]:
-    """What to select from, and the columns of an `Owner`."""
+    """Return what to select from, and the columns of an `Owner`."""
     if kind is ObjectKind.LOGGED_MODEL:
         joined = logged_models.join(experiments, experiments.c.id == logged_models.c.experiment_id)
         return joined, experiments.c.organization
@@ -119,13 +122,13 @@ def _with_organization(kind: ObjectKind) -> tuple[FromClause, *tuple[Column[str]
 
 
 def file_organization(database: Database, uri: str) -> str:
-    """As `find_file_organization`."""
+    """Call `find_file_organization` in a transaction of its own."""
     with database.read() as connection:
         return find_file_organization(connection, uri)
 
 
 def find_file_organization(connection: Connection, uri: str) -> str:
-    """Of a run's or a logged model's file the run's or the model's organization, of others their place's; else ""."""
+    """Return the organization of a file's run, model or folder; empty if unknown."""
     match uri.removeprefix("s3://").split("/"):
         case [uris.PRODUCT_BUCKET, "runs" | "checkpoints", owner, *_]:
             run_query = select(runs.c.organization).where(runs.c.id == owner)
@@ -140,7 +143,7 @@ def find_file_organization(connection: Connection, uri: str) -> str:
 
 
 def job_organization(database: Database, job: Job) -> str:
-    """Whose job it is: that of the submitted job which it works for, or of what it writes or reads; else `default`.
+    """Return a job's organization: the submitted job's, else its files', else `default`.
 
     A program that Dagster starts by itself, such as a split, has no row in `jobs`.
     """
@@ -154,16 +157,16 @@ def job_organization(database: Database, job: Job) -> str:
         return next(filter(None, owners), DEFAULT_ORGANIZATION)
 
 
-# The events of one organization: those about its runs, jobs, models and datasets. The audit log is read elsewhere.
+# The events of one organization's runs, jobs, models and datasets. The audit log is read separately.
 #
-# Most events carry no organization, so it is that of the object that they are about; what belongs to a node of the
-# cluster belongs to no organization.
+# Most events carry no organization, so it is looked up by the object that they are about. Events about nodes of the cluster
+# belong to no organization.
 
 
 def list_events(
     connection: Connection, organization: str | None, after: int, types: Sequence[str] = (), limit: int = 100
 ) -> list[Event]:
-    """Events after `after` in the order of their commits; of every organization where none is given."""
+    """Return events after `after` in commit order; of all organizations if none is given."""
     query = select(events).where(events.c.seq > after, events.c.topic != AUDIT).order_by(events.c.seq).limit(limit)
     if types:
         query = query.where(events.c.type.in_(types))
@@ -184,10 +187,10 @@ def _belongs_to(organization: str) -> ColumnElement[bool]:
     return or_(
         and_(events.c.topic == "jobs", or_(run, job)),
         and_(events.c.topic == "metrics", run),
-        # An evaluation's key is its job; everything else of a model names the organization, as its name is not enough.
+        # An evaluation's key is its job; other model events name the organization, because model names are not unique.
         and_(events.c.topic == "models", events.c.type.startswith("evaluation."), job),
         and_(events.c.topic == "models", events.c.type.startswith("logged_model."), experiment),
         and_(events.c.topic == "datasets", dataset),
-        # What is deleted is found nowhere else.
+        # Deleted objects can no longer be looked up.
         and_(events.c.topic != AUDIT, events.c.payload["organization"].as_string() == organization),
     )

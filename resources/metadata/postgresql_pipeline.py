@@ -1,7 +1,7 @@
-"""Prepared statements sent to PostgreSQL together, with one wait for all their answers.
+"""Send prepared statements to PostgreSQL together and wait once for all results.
 
-psycopg's own pipeline does the same at three times the price: its machinery is made for statements whose answers are wanted
-one by one. This stands on its C layer alone, and shares the connection (and its transaction) with psycopg and SQLAlchemy.
+psycopg's own pipeline costs three times as much, because it is designed for results that are needed one by one. This module
+uses only its C layer, and shares the connection and its transaction with psycopg and SQLAlchemy.
 """
 
 import select
@@ -18,18 +18,18 @@ Rows = list[list[bytes]]
 SUCCESS_STATUSES = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
 
 PREPARED = "prepared"
-"""What a pooled connection is known to have prepared: remembered in its `info`, which lives as long as it does."""
+"""Key in a pooled connection's `info` (which lives as long as the connection) for its prepared statements."""
 PREPARED_QUERY = b"SELECT name FROM pg_prepared_statements"
 
 
 def forget_prepared(connection: Connection, *_: object) -> None:
-    """To be told of each rollback: after one, psycopg deallocates all prepared statements, and ours with its own."""
-    if not connection.invalidated:  # a connection that was lost has none, and SQLAlchemy refuses to show it
+    """Handle a rollback, after which psycopg deallocates all prepared statements including ours."""
+    if not connection.invalidated:  # a lost connection has none, and SQLAlchemy denies access to it
         connection.connection.info.pop(PREPARED, None)
 
 
 class Pipeline:
-    """Over one connection. Begins a transaction where there is none, as psycopg does."""
+    """A pipeline over one connection. Begins a transaction if there is none, as psycopg does."""
 
     def __init__(self, pooled: PoolProxiedConnection, statements: Mapping[bytes, bytes]) -> None:
         driver: Any = pooled.driver_connection
@@ -48,10 +48,10 @@ class Pipeline:
         self._waiting.append((name, values))
 
     def run(self) -> dict[bytes, Rows]:
-        """Send what was added. Returns the rows of each statement by its name, their values as text.
+        """Send the added statements. Returns each one's rows by name, values as text.
 
         Raises:
-            psycopg.Error: the first statement that failed; those behind it were not executed.
+            psycopg.Error: the first statement that failed; later ones were not executed.
         """
         waiting, self._waiting = self._waiting, []
         if not waiting:
@@ -77,7 +77,7 @@ class Pipeline:
         return answers
 
     def _results(self) -> Iterator[Any]:
-        """The results up to the end of the pipeline. Other threads run while this one waits."""
+        """Yield the results up to the end of the pipeline; releases the GIL while waiting."""
         pgconn = self._pgconn
         poll = select.poll()
         unsent = pgconn.flush()
@@ -100,13 +100,13 @@ class Pipeline:
 
 
 def text_array(values: Iterable[str]) -> bytes:
-    """An array of texts as PostgreSQL writes it."""
+    """Return an array of texts in PostgreSQL's text format."""
     quoted = ('"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"' for value in values)
     return ("{" + ",".join(quoted) + "}").encode()
 
 
 def number_array(values: Iterable[float]) -> bytes:
-    """An array of numbers or booleans as PostgreSQL writes it."""
+    """Return an array of numbers or booleans in PostgreSQL's text format."""
     return ("{" + ",".join(map(repr, values)) + "}").encode()
 
 

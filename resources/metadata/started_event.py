@@ -1,7 +1,7 @@
-"""The event `job.started`, with the nodes and GPUs that a job runs on (row Q1).
+"""The event `job.started`, with the nodes and GPUs of a job.
 
 On a cluster two things must have happened, in any order: the job's supervisor has started it, and every node of its gang has
-registered. Whoever comes second emits the event. Elsewhere a job starts with its supervisor, on nodes that have no name.
+registered. The second of them emits the event. On one machine a job starts with its supervisor, on unnamed nodes.
 """
 
 from typing import Any
@@ -14,13 +14,14 @@ from resources.metadata.tables import cluster_jobs, events, job_attempts, jobs
 STARTED_EVENT = "job.started"
 STATE_EVENTS = ("job.submitted", STARTED_EVENT, "job.resumed", "job.completed", "job.failed", "job.cancelled")
 OWN_PROGRAMS = ("train", "command", "prepare")
-"""Programs that a job may be submitted for; evaluation and conversion belong to a job that has started before."""
+"""Programs for which jobs are submitted; evaluation and conversion belong to a job that has started before."""
 
 
 def emit_started(connection: Connection, job_id: str, *, has_ended: bool = False) -> None:
-    """Emit `job.started` in the caller's transaction if the job runs, its nodes are known and it was not emitted before.
+    """Emit `job.started` once, when the job runs and its nodes are known.
 
-    With `has_ended` the job is about to end: the attempt of a short one is over before its supervisor has started it.
+    Writes in the caller's transaction. `has_ended`: the job is about to end, and a short attempt can be over before its
+    supervisor has started it.
     """
     status = connection.execute(select(jobs.c.status).where(jobs.c.id == job_id)).scalar()
     placement = find_placement(connection, job_id, has_ended=has_ended) if status == "running" else None
@@ -30,7 +31,7 @@ def emit_started(connection: Connection, job_id: str, *, has_ended: bool = False
 
 
 def find_placement(connection: Connection, job_id: str, *, has_ended: bool = False) -> dict[str, list[str]] | None:
-    """Nodes and GPUs of a job's newest attempt, by rank; None while a node of its gang has not registered."""
+    """Return nodes and GPUs of a job's newest attempt, None until all have registered."""
     program = select(cluster_jobs.c.program).where(cluster_jobs.c.job_id == job_id, cluster_jobs.c.program.in_(OWN_PROGRAMS))
     on_cluster = connection.execute(program).scalar()
     if on_cluster is None:

@@ -10,14 +10,14 @@ from sqlalchemy.exc import DBAPIError
 
 from resources.metadata.database import Database
 
-# Join the caller's transaction or open one's own, and insert where a row may be there already.
+# Join the caller's transaction or open one, and insert rows that may exist already.
 #
-# What belongs here: the few lines that every table module would repeat. What does not: any table.
+# For the few lines that every table module would repeat. Nothing here depends on a table.
 
 
 @contextmanager
 def writing(database: Database, connection: Connection | None) -> Iterator[Connection]:
-    """The caller's transaction where there is one (the caller commits), else one of our own."""
+    """Yield the caller's transaction (the caller commits), or else a new one."""
     if connection is not None:
         yield connection
     else:
@@ -27,7 +27,7 @@ def writing(database: Database, connection: Connection | None) -> Iterator[Conne
 
 @contextmanager
 def reading(database: Database, connection: Connection | None) -> Iterator[Connection]:
-    """As `writing`, for a transaction that only reads."""
+    """Yield the caller's connection, or else a new one that only reads."""
     if connection is not None:
         yield connection
     else:
@@ -36,13 +36,13 @@ def reading(database: Database, connection: Connection | None) -> Iterator[Conne
 
 
 def insert_into(connection: Connection, table: Table) -> postgresql.Insert | sqlite.Insert:
-    """An INSERT that knows ON CONFLICT, in the dialect of the connection."""
+    """Return an INSERT of the connection's dialect, which supports ON CONFLICT."""
     return postgresql.insert(table) if connection.dialect.name == "postgresql" else sqlite.insert(table)
 
 
 @contextmanager
 def driver_errors(dialect: Dialect) -> Iterator[None]:
-    """For statements given to the driver itself: its errors become SQLAlchemy's."""
+    """Convert driver errors of raw statements to SQLAlchemy's."""
     driver = dialect.loaded_dbapi
     try:
         yield
@@ -50,20 +50,23 @@ def driver_errors(dialect: Dialect) -> Iterator[None]:
         raise DBAPIError.instance(None, None, error, driver.Error, dialect=dialect) from error
 
 
-# Statements that are asked all day: written with SQLAlchemy once, then given to the driver itself.
+# Frequent statements: written with SQLAlchemy once, then executed by the driver directly.
 #
-# For a query of one small row, what SQLAlchemy does for each execution costs several times what the database does.
+# For a query of one small row, SQLAlchemy's overhead per execution is several times the database's work.
 
 Row = tuple[Any, ...]
 
 
 def parameter(name: str) -> BindParameter[Any]:
-    """A value that each execution gives."""
+    """Return a placeholder for a value that is bound at each execution."""
     return bindparam(name, required=False)
 
 
 class Statement:
-    """A SELECT whose `parameter`s are given at each execution. Rows are the driver's own: a boolean of SQLite is 0 or 1."""
+    """A precompiled SELECT with `parameter`s.
+
+    Rows are the driver's: a boolean in SQLite is 0 or 1.
+    """
 
     def __init__(self, query: Select[Any]) -> None:
         self._query = query
@@ -80,7 +83,7 @@ class Statement:
 
     def _compile(self, reader: Connection) -> tuple[str, dict[str, Any], list[str] | None]:
         compiled: Any = self._query.compile(dialect=reader.dialect, compile_kwargs={"render_postcompile": True})
-        # What SQLAlchemy would do to a value before the driver gets it: SQLite wants a JSON key as a path, for one.
+        # SQLAlchemy's conversions before the driver: for example, SQLite needs a JSON key as a path.
         prepare = compiled._bind_processors
         constants = {
             name: prepare[name](value) if name in prepare else value
@@ -92,7 +95,7 @@ class Statement:
 
 
 def fetch_rows(reader: Connection, text: str, values: Mapping[str, Any] | Sequence[Any]) -> list[Row]:
-    """All rows of a statement in the words of the driver, at once: fetched one by one, they cost more than the search."""
+    """Fetch all rows of a raw statement at once: cheaper than one by one."""
     driver: Any = reader.connection.driver_connection
     found: list[Row]
     with driver_errors(reader.dialect):

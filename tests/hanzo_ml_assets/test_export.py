@@ -120,7 +120,7 @@ def test_another_quantization_is_a_further_format_and_what_is_registered_stays(p
     assert version(plane).artifact(named) == again["gguf"] and choose_served_export(version(plane), "F16") == other["gguf"]
     with (
         plane.database.write() as connection,
-        pytest.raises(HanzoError, match="m version 1 has a gguf already, and other bytes"),
+        pytest.raises(HanzoError, match="m version 1 already has a gguf with other content"),
     ):
         plane.registry.add_artifacts(connection, version(plane), {"gguf": other["gguf"]})
 

@@ -1,1 +1,1 @@
-"""Files that lie in the object store: where, whose, and with which checksum."""
+"""Files in the object store: location, owner and checksum."""

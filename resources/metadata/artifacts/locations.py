@@ -13,25 +13,26 @@ from resources.errors import HanzoError, invalid
 from resources.metadata.field_rules import checked_text, printable
 from resources.metadata.tables import experiments, logged_models, runs
 
-# Where the files of an experiment, a run and a logged model are, as URIs that MLflow's clients read.
+# Locations of the files of experiments, runs and logged models, as URIs that MLflow's clients read.
 #
-# Without a wish they are behind this server's artifact proxy, at `mlflow-artifacts:/EXPERIMENT/...`. A client may name
-# another place when it makes an experiment (`artifact_location`):
+# By default they are served by this server's artifact proxy, at `mlflow-artifacts:/EXPERIMENT/...`. A client may choose
+# another location when it creates an experiment (`artifact_location`):
 #
-# - `mlflow-artifacts:/PATH` is behind the proxy too, under a name of the client's own;
-# - any other is kept and given back, as in MLflow: there the *client* reads and writes, with its own rights. This server
-#   never opens such a place, so nobody makes it read a file or call a host (the SSRF and path classes of MLflow's past).
+# - `mlflow-artifacts:/PATH` is served by the proxy too, under a name that the client chose;
+# - any other URI is stored and returned, as in MLflow: the *client* reads and writes there, with its own permissions. This
+#   server never opens such a location, so it cannot be made to read a file or call a host (MLflow's past SSRF and path
+#   traversal vulnerabilities).
 
 PROXY_SCHEME = "mlflow-artifacts"
 MODELS_PART = "models"
-"""The first part of a proxied path that names a registered model's files."""
+"""First part of the proxied path of a registered model's files."""
 MAX_LOCATION_LENGTH = 2048
 REFUSED_SCHEMES = ("http", "https", "ftp", "sftp", "hdfs", "viewfs", "r2", "b2", "abfss")
-"""Schemes whose places MLflow 3.17 refuses too: whoever reads one is made to call that host."""
+"""Schemes that MLflow 3.17 refuses too: a reader of such a location could be made to call that host."""
 REFERENCE_SCHEMES = ("runs", "models")
-"""Schemes that name things of a tracking server, and no place."""
+"""Schemes of references to entities of a tracking server, which are not locations."""
 EXPERIMENT_ID_PATTERN = re.compile(r"\d+")
-"""Numbers are experiments."""
+"""Numeric paths belong to experiments."""
 UNSAFE_CHARACTERS = re.compile(r"[\x00-\x1f\x7f\\#?]")
 
 
@@ -40,7 +41,7 @@ def default_location(experiment_id: int) -> str:
 
 
 def run_files_uri(location: str, run_id: str) -> str:
-    """Where the files of a run of an experiment at `location` are."""
+    """Return the location of a run's files, for an experiment at `location`."""
     return join_uri(location, f"{run_id}/artifacts")
 
 
@@ -49,7 +50,7 @@ def model_files_uri(location: str, model_id: str) -> str:
 
 
 def join_uri(location: str, path: str) -> str:
-    """A place below another: the path goes before the query, if there is one."""
+    """Append a path to a location, before its query if it has one."""
     if is_proxied(location):
         root = proxied_path(location)
         return proxied_uri(f"{root}/{path}" if root else path)
@@ -60,31 +61,31 @@ def join_uri(location: str, path: str) -> str:
 
 
 def is_proxied(uri: str) -> bool:
-    """Whether the files at a URI are in this server's store."""
+    """Return whether the files at a URI are in this server's store."""
     return uri.partition(":")[0] == PROXY_SCHEME
 
 
 def proxied_uri(path: str) -> str:
-    """The URI of a path of the artifact proxy; `proxied_path` is its inverse."""
+    """Return the URI of an artifact proxy path; the inverse of `proxied_path`."""
     return f"{PROXY_SCHEME}:/{path}"
 
 
 def proxied_path(uri: str) -> str:
-    """The path of the artifact proxy that an `mlflow-artifacts:` URI names."""
+    """Return the artifact proxy path of an `mlflow-artifacts:` URI."""
     return uri.partition(":")[2].strip("/")
 
 
 def check_proxied(uri: str) -> None:
-    """Raises a 400 where files are at a place that only their clients read."""
+    """Raise a 400 if only clients can read the files' location."""
     if not is_proxied(uri):
         raise invalid(
-            f"These artifacts are at {printable(uri)}, where this server does not look: "
-            "read them with an MLflow client that may read there"
+            f"These artifacts are at {printable(uri)}, which this server cannot read: "
+            "read them with an MLflow client that has access"
         )
 
 
 def absolute_location(location: str, folder: str) -> str:
-    """A relative path as an absolute one, also that of a `file:` URI; everything else as it is."""
+    """Make a relative path or relative `file:` URI absolute; return anything else unchanged."""
     path = location.removeprefix("file:")
     if not path or ":" in path or path.startswith("/"):
         return location
@@ -92,10 +93,10 @@ def absolute_location(location: str, folder: str) -> str:
 
 
 def checked_location(location: str) -> str:
-    """The place of an experiment's files, as the client named it.
+    """Return the location of an experiment's files, as chosen by the client.
 
     Raises:
-        HanzoError: 400 where it is no place for files, or a place that is not the client's to choose.
+        HanzoError: 400 if it is not a location for files, or the client may not choose it.
     """
     if len(location) > MAX_LOCATION_LENGTH:
         raise invalid(
@@ -109,7 +110,7 @@ def checked_location(location: str) -> str:
         scheme, host, path, query, fragment = urlsplit(location)
         params = urlparse(location).params
     except ValueError:
-        raise location_error(location, "It is no URI") from None
+        raise location_error(location, "It is not a URI") from None
     if fragment or params:
         raise invalid("'artifact_location' URL can't include fragments or params.")
     if ".." in unquote_fully(query):
@@ -120,10 +121,10 @@ def checked_location(location: str) -> str:
         raise location_error(location, f"A {scheme} URI with a host names a server: use a bucket or {PROXY_SCHEME}:/PATH")
     if scheme == PROXY_SCHEME:
         return checked_proxy_path(location, path)
-    if scheme == "s3" and host in uris.BUCKETS:  # datasets, checkpoints and models are no client's to write to
+    if scheme == "s3" and host in uris.BUCKETS:  # clients must not write datasets, checkpoints or models
         raise location_error(location, f"It is this server's own store: leave it out, or use {PROXY_SCHEME}:/PATH")
     if scheme in ("", "file") and not host and not path.startswith("/"):
-        raise location_error(location, f"A relative path names no place here: use a URI, such as {PROXY_SCHEME}:/PATH")
+        raise location_error(location, f"A relative path is not allowed: use a URI, such as {PROXY_SCHEME}:/PATH")
     return location
 
 
@@ -134,9 +135,9 @@ def checked_proxy_path(location: str, path: str) -> str:
         or unquote(location) != location
         or (path.strip("/") and {"", ".", ".."} & set(parts))
     ):
-        raise location_error(location, "Its path must be one that means the same to everybody")
+        raise location_error(location, "Its path must be normalized, without escapes, control characters, '\\', '#' or '?'")
     if parts[0] == MODELS_PART or EXPERIMENT_ID_PATTERN.fullmatch(parts[0]):
-        raise location_error(location, "Numbers and 'models' are taken: begin its path with another name")
+        raise location_error(location, "Numbers and 'models' are reserved: start the path with another name")
     return location
 
 
@@ -155,7 +156,7 @@ ARTIFACTS_FOLDER = "artifacts"
 
 @dataclass(frozen=True)
 class FilesOwner:
-    """A run or a logged model, and `path` in its files ("" for all of them)."""
+    """A run or logged model, and `path` within its files (empty: all)."""
 
     id: str
     is_model: bool
@@ -165,8 +166,9 @@ class FilesOwner:
 
 
 def find_files_owner(connection: Connection, proxied: str) -> FilesOwner | None:
-    """The owner of the files at `LOCATION/RUN/artifacts[/PATH]` or `LOCATION/models/MODEL/artifacts[/PATH]`; None where no
-    run and no model keeps its files there.
+    """Return the run or logged model that owns the files at a path, or None.
+
+    The path is `LOCATION/RUN/artifacts[/PATH]` or `LOCATION/models/MODEL/artifacts[/PATH]`.
 
     Args:
         proxied: a path without empty parts.
@@ -197,7 +199,7 @@ def find_files_owner(connection: Connection, proxied: str) -> FilesOwner | None:
 
 
 def owner_candidates(proxied: str) -> Iterator[tuple[str, str, str]]:
-    """Every id that a path may be of, the URI at which its files would be, and the path in them."""
+    """Yield each possible owner of a path, its files' URI, and the path within them."""
     parts = proxied.split("/")
     for end in range(1, len(parts)):
         if parts[end] == ARTIFACTS_FOLDER and parts[end - 1] != MODELS_PART:
@@ -205,10 +207,11 @@ def owner_candidates(proxied: str) -> Iterator[tuple[str, str, str]]:
 
 
 def list_parent_folders(connection: Connection, proxied: str, organization: str) -> list[str] | None:
-    """The folders directly below a path above the files of an organization's runs and logged models; None where it is not.
+    """List a virtual folder above an organization's artifacts; None if it is not one.
 
-    As in MLflow those are `artifacts` of a run or a model, the runs and `models` of an experiment, and the models in there.
-    They are known without a look into the store, so one of a run that logged no file is among them. Holds all their names.
+    As in MLflow, these are `artifacts` of a run or model, the runs and `models` of an experiment, and the models in
+    `models`. They are read from the database, not the store, so a run without files is listed too. Holds all names in
+    memory.
     """
     owner = find_files_owner(connection, f"{proxied}/{ARTIFACTS_FOLDER}")
     if owner is not None and not owner.path and owner.organization == organization:
@@ -224,7 +227,7 @@ def list_parent_folders(connection: Connection, proxied: str, organization: str)
 
 
 def find_experiments_at(connection: Connection, proxied: str, organization: str) -> list[int]:
-    """The experiments that keep their files at a path; several may be at one that their clients chose."""
+    """Return the experiments located at a path: several may share a location that clients chose."""
     uri = proxied_uri(proxied)
     at_place = experiments.c.artifact_location.in_([uri, f"{uri}/"]) & (experiments.c.organization == organization)
     return list(connection.scalars(select(experiments.c.id).where(at_place)))

@@ -1,1 +1,1 @@
-"""MLflow's filters and orders, and pages of what they find. Nothing in here knows a table."""
+"""MLflow's filter and order language, and pagination; independent of any table."""

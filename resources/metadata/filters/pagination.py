@@ -14,10 +14,10 @@ from sqlalchemy import ColumnElement, Select, and_, case, false, or_
 from recipes.contracts.frozen_model import UNSTORABLE_CHARACTERS
 from resources.errors import HanzoError, invalid
 
-# Page tokens: where the next page begins, opaque to clients.
+# Page tokens are opaque to clients and hold where the next page begins.
 
 ValueKind = type | tuple[type, ...]
-"""What one value of a position may be: exactly one type (true is no int), or one of several."""
+"""Allowed type of one value of a position: exactly one type (true is no int), or one of several."""
 
 
 def encode_token(position: Sequence[Any]) -> str:
@@ -25,12 +25,12 @@ def encode_token(position: Sequence[Any]) -> str:
 
 
 def decode_token(token: str, types: Sequence[ValueKind]) -> list[Any]:
-    """The position in a token of ours, checked value by value. Raises a 400 for any other token."""
+    """Decode one of our tokens and check its values. Raises a 400 otherwise."""
     return checked_position(open_token(token), types)
 
 
 def open_token(token: str) -> list[Any]:
-    """What is in a token, whatever it is, and whoever made it."""
+    """Decode a token without checking its content or origin."""
     try:
         position = json.loads(base64.b64decode(token, altchars=b"-_", validate=True))
     except (binascii.Error, ValueError, RecursionError):
@@ -47,7 +47,7 @@ def checked_position(position: Sequence[Any], types: Sequence[ValueKind]) -> lis
 
 
 def foreign_token_error() -> HanzoError:
-    return invalid("Invalid page token: it was not given out by this call")
+    return invalid("Invalid page token: it was not issued by this call")
 
 
 def _fits(value: Any, kind: ValueKind) -> bool:
@@ -58,14 +58,14 @@ def _fits(value: Any, kind: ValueKind) -> bool:
     return not (isinstance(value, str) and UNSTORABLE_CHARACTERS.search(value))
 
 
-# Keyset pages: a page begins after the values that the last one ended with, not after a number of rows.
+# Keyset pagination: a page begins after the last key of the previous page, not after a number of rows.
 #
-# So a page costs the same wherever it is, and rows that are inserted or deleted meanwhile shift nothing.
+# So every page costs the same, and concurrent inserts or deletes shift nothing.
 
 
 @dataclass(frozen=True)
 class SortKey:
-    """One expression of an ORDER BY; `kind` is what its values are in Python."""
+    """One expression of an ORDER BY; `kind` is the Python type of its values."""
 
     column: ColumnElement[Any]
     ascending: bool
@@ -75,14 +75,17 @@ class SortKey:
 def nulls_last(
     value: ColumnElement[Any], ascending: bool, kind: type, is_nan: ColumnElement[Any] | None = None
 ) -> list[SortKey]:
-    """Numbers first, then NaN, then what has no value: in both directions, as in MLflow."""
+    """Order numbers first, then NaN, then NULL: in both directions, as in MLflow."""
     rank = case((value.is_(None), 2), else_=0) if is_nan is None else case((value.is_(None), 2), (is_nan, 1), else_=0)
     return [SortKey(rank, True, int), SortKey(value, ascending, (kind, NoneType))]
 
 
 class Keyset:
-    """The order of a search, of which the last key must be unique. `scope` is whatever else a token must agree with;
-    `mismatches` too, each by what a caller is told whose token does not."""
+    """The order of a search; its last key must be unique.
+
+    A token is only valid for an equal `scope` and equal `mismatches`, which map the error message to the value that must
+    agree.
+    """
 
     def __init__(self, keys: Sequence[SortKey], scope: object = (), mismatches: Mapping[str, object] | None = None) -> None:
         self._keys = keys
@@ -90,18 +93,21 @@ class Keyset:
         self._scopes = [*self._mismatches.values(), scope_hash(scope)]
 
     def page(self, query: Select[Any], limit: int, page_token: str | None) -> Select[Any]:
-        """The query for one page and one row more, which tells whether there is another page."""
+        """Return the query for one page plus one row, which shows whether another page exists."""
         return self.ordered(query, self.position(page_token)).limit(limit + 1)
 
     def position(self, page_token: str | None) -> list[Any] | None:
-        """The values of the keys that the last page ended with; None for the first page. Raises a 400 for a bad token."""
+        """Return the key values where the last page ended, or None for the first page.
+
+        Raises a 400 for a bad token.
+        """
         if not page_token:
             return None
         sent = open_token(page_token)
         scopes, position = sent[: len(self._scopes)], sent[len(self._scopes) :]
         if len(scopes) != len(self._scopes):
             raise foreign_token_error()
-        # Before the position, whose values are others where the order is another.
+        # Check these before the position, whose types depend on the order.
         for refusal, found in zip(self._mismatches, scopes, strict=False):
             if found != self._mismatches[refusal]:
                 raise invalid(refusal)
@@ -110,14 +116,17 @@ class Keyset:
         return checked_position(position, [key.kind for key in self._keys])
 
     def ordered(self, query: Select[Any], position: Sequence[Any] | None) -> Select[Any]:
-        """The query from a position on, with the keys as its last columns. A value may be a parameter for it."""
+        """Start a query after a position, with the keys as its last columns.
+
+        A position's value may be a bind parameter.
+        """
         if position is not None:
             query = query.where(is_after(self._keys, position))
         order = [key.column if key.ascending else key.column.desc() for key in self._keys]
         return query.add_columns(*(key.column for key in self._keys)).order_by(*order)
 
     def next_token(self, rows: Sequence[Sequence[Any]], limit: int) -> str | None:
-        """The token of the page after these rows of `page`, whose last columns are the keys."""
+        """Return the next page's token, given rows of `page` whose last columns are the keys."""
         if len(rows) <= limit:
             return None
         return encode_token((*self._scopes, *rows[limit - 1][-len(self._keys) :]))
@@ -128,9 +137,9 @@ def scope_hash(scope: object) -> str:
 
 
 def is_after(keys: Sequence[SortKey], position: Sequence[Any]) -> ColumnElement[bool]:
-    """Whether a row comes after `position`.
+    """Return the condition that a row comes after `position`.
 
-    A value of None was NULL: the rank before it says so, and all rows of that rank are equal here.
+    None was NULL: the rank key before it expresses that, and all rows of that rank are equal in this key.
     """
     clause: ColumnElement[bool] = false()
     for key, value in zip(reversed(keys), reversed(position), strict=True):
@@ -139,6 +148,6 @@ def is_after(keys: Sequence[SortKey], position: Sequence[Any]) -> ColumnElement[
         strictly_after, at_or_after = (
             (key.column > value, key.column >= value) if key.ascending else (key.column < value, key.column <= value)
         )
-        # Not `beyond or (equal and ...)`: a bound that always holds is one that an index can be searched by.
+        # Not `beyond or (equal and ...)`: an index can only be searched by a bound that always holds.
         clause = and_(at_or_after, or_(strictly_after, clause))
     return clause

@@ -1,6 +1,7 @@
-"""MLflow's filter and order language as data: `metrics.loss < 0.1 and tags.team = 'x'` becomes a list of conditions.
+"""Parse MLflow's filter and order language into conditions.
 
-Pure: no SQL here (`filters.sql`), and no knowledge of which fields a thing has: that is what a `Grammar` says.
+`metrics.loss < 0.1 and tags.team = 'x'` becomes a list of two. Pure: SQL is made by `filters.sql`, and which fields an
+entity has is defined by a `Grammar`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +30,7 @@ MAX_CONDITIONS = 100
 MAX_ORDERS = 20
 MAX_VALUES = 30_000
 MAX_PATTERN = 5000
-"""SQLite takes 32,766 values, nests conditions at most 1000 deep, joins 64 tables, patterns are of up to 50,000 bytes."""
+"""SQLite allows 32,766 values, 1000 nested conditions, 64 joined tables, and patterns of 50,000 bytes."""
 
 Value = str | float | tuple[str, ...] | None
 NOUNS = {
@@ -42,7 +43,10 @@ NOUNS = {
 
 @dataclass(frozen=True)
 class Condition:
-    """`entity` is attribute, metric, param, tag or dataset; `value` is None for IS [NOT] NULL, a tuple for [NOT] IN."""
+    """One comparison. `value` is None for IS [NOT] NULL, a tuple for [NOT] IN.
+
+    `entity` is attribute, metric, param, tag or dataset.
+    """
 
     entity: str
     key: str
@@ -59,12 +63,12 @@ class Order:
 
 @dataclass(frozen=True)
 class Grammar:
-    """What may be asked of one kind of thing. Attributes map a name (aliases too) to the column that it means.
+    """The fields of one kind of entity; attributes map names and aliases to columns.
 
-    `keyed_operators` are those of params and tags, `dataset_keys` what is known of a dataset, `sortable` the entities that
-    an order may name, `quotable` the columns of numbers that may be written as text too.
+    `keyed_operators` are those of params and tags, `dataset_keys` the fields of a dataset, `sortable` the entities that an
+    order may name, `quotable` the numeric columns whose values may be quoted.
 
-    The last three are how refusals begin: clients of MLflow look for its words, which are not the same everywhere.
+    The last three are the first words of error messages: MLflow's clients match them, and they differ between searches.
     """
 
     numbers: Mapping[str, str]
@@ -81,7 +85,7 @@ class Grammar:
 
 
 def parse_filter(text: str, grammar: Grammar) -> list[Condition]:
-    """The conditions of a filter, all of which must hold. Raises a 400 that names the clause."""
+    """Parse a filter into conditions that must all hold. Raises a 400."""
     tokens, rest = tokenize(text)
     if rest.startswith(";"):
         raise invalid(f"Search filter contained multiple expression '{printable(text)}'. Provide AND-ed expression list.")
@@ -102,14 +106,17 @@ def parse_filter(text: str, grammar: Grammar) -> list[Condition]:
 
 
 def refuse_too_many_values(experiment_ids: Sequence[int], conditions: Sequence[Condition]) -> None:
-    """Of the values of a search. Raises a 400: the database would fail, as it does when it is away, and be asked again."""
+    """Raise a 400 if a search has too many values.
+
+    Otherwise the database would fail as if it were unavailable, and the call would be retried.
+    """
     named = sum(len(condition.value) for condition in conditions if isinstance(condition.value, tuple))
     if (count := len(experiment_ids) + named) > MAX_VALUES:
         raise invalid(f"A search can name at most {MAX_VALUES} experiments and values, and this one names {count}: split it")
 
 
 def parse_orders(texts: Iterable[str], grammar: Grammar) -> list[Order]:
-    """Orders such as `metrics.loss DESC`. Raises a 400 for a field that cannot be ordered by."""
+    """Parse orders such as `metrics.loss DESC`. Raises a 400 for an unsortable field."""
     orders: list[Order] = []
     for text in texts:
         if len(orders) == MAX_ORDERS:
@@ -133,7 +140,10 @@ def parse_orders(texts: Iterable[str], grammar: Grammar) -> list[Order]:
 
 
 def _condition(tokens: list[Token], start: int, grammar: Grammar) -> tuple[Condition, int]:
-    """The condition that begins at a token, and where the next one does. Its form is looked at before its names are."""
+    """Parse the condition at a token; return it and the position after it.
+
+    Syntax is checked before names.
+    """
     operator, position = parse_comparator(tokens, start + 1)
     has_value = operator not in ("", "IS NULL", "IS NOT NULL")
     first = as_name(tokens[start]) if start < len(tokens) else Token("mark", "")
@@ -142,7 +152,7 @@ def _condition(tokens: list[Token], start: int, grammar: Grammar) -> tuple[Condi
     if first.kind == "number":
         raise invalid(f"Invalid comparison clause. Expected 'Identifier' found '{first.text}'")
     entity, key = _identifier(first.text, grammar, {**grammar.numbers, **grammar.texts}, "Invalid attribute key")
-    # Refusals name an attribute as it was written: the column that it means, `name` of run_name, is not the client's word.
+    # Error messages name an attribute as the client wrote it, not the column it maps to (`name` for run_name).
     written = unquote_name(first.text.partition(".")[2] or first.text) if entity == "attribute" else key
     numeric = entity == "metric" or (entity == "attribute" and key in grammar.numbers.values())
     listable = entity in ("attribute", "dataset")
@@ -184,7 +194,7 @@ def _identifier(text: str, grammar: Grammar, attributes: Mapping[str, str], unkn
 
 
 def _is_value(following: list[Token], operator: str) -> bool:
-    """Whether what follows a comparator can be a value of whatever type. SQL's `true` is none."""
+    """Return whether the tokens after a comparator can be a value; SQL's `true` cannot."""
     if operator in ("IN", "NOT IN"):
         return following[:1] == [OPENING] and CLOSING in following
     return (
@@ -214,7 +224,7 @@ def _text(token: Token, noun: str) -> str:
 
 
 def _list(tokens: list[Token], start: int) -> tuple[tuple[str, ...], int]:
-    """Strings between commas in parentheses. One may stand behind the last too: Python writes a tuple of one as ('a',)."""
+    """Parse a parenthesized list of strings; a trailing comma is allowed, as in Python's ('a',)."""
     end = tokens.index(CLOSING, start)
     inside = tokens[start + 1 : end]
     wanted = "While parsing a list in the query, expected"

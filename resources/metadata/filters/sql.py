@@ -1,4 +1,4 @@
-"""Conditions of the filter language as SQL that means the same on SQLite and PostgreSQL."""
+"""Translate filter conditions into SQL that means the same on SQLite and PostgreSQL."""
 
 import re
 from typing import Any
@@ -9,14 +9,14 @@ from sqlalchemy.sql.expression import FromClause
 from resources.metadata.filters.parser import Condition, Value
 
 Parameters = BindParameter[Any] | tuple[BindParameter[Any], ...]
-"""In the place of a value, or of several, that a statement is given when it is executed: `dialect_value` ones."""
+"""Placeholders for one or several values, bound at execution to results of `dialect_value`."""
 
 
 def compare(column: ColumnElement[Any], operator: str, value: Value | Parameters, dialect: str) -> ColumnElement[bool]:
-    """One comparison. LIKE heeds case, ILIKE does not, and a backslash is an ordinary character."""
+    """Compare a column. LIKE is case-sensitive, ILIKE is not; a backslash is an ordinary character."""
     operand: Any = value if isinstance(value, BindParameter) else dialect_value(operator, value, dialect)
     if operator == "LIKE":
-        # LIKE of SQLite does not heed case, GLOB does.
+        # SQLite's LIKE is case-insensitive, its GLOB is case-sensitive.
         return column.like(operand) if dialect == "postgresql" else column.op("GLOB")(operand)
     if operator == "ILIKE":
         return column.ilike(operand)
@@ -33,16 +33,19 @@ def compare(column: ColumnElement[Any], operator: str, value: Value | Parameters
 
 
 def compare_absent(column: Column[Any], operator: str, value: Value, dialect: str) -> ColumnElement[bool]:
-    """`compare`, of a text that may be absent too: MLflow keeps an empty one then, which `!=` finds as it finds any."""
+    """Like `compare`, but treat a NULL as the empty text.
+
+    MLflow stores an empty text there, which `!=` matches like any other.
+    """
     expected = value if isinstance(value, tuple) else (value,)
-    # Of what is asked for by its value, an index is of use.
+    # Without COALESCE, an equality can use an index.
     if not column.nullable or (operator in ("=", "IN") and "" not in expected):
         return compare(column, operator, value, dialect)
     return compare(func.coalesce(column, ""), operator, value, dialect)
 
 
 def dialect_value(operator: str, value: Any, dialect: str) -> Any:
-    """A value as the dialect's operator takes it: what differs is how a pattern is written."""
+    """Return a value in the form of the dialect's operator: patterns differ."""
     if operator not in ("LIKE", "ILIKE"):
         return value
     if dialect == "postgresql":
@@ -51,17 +54,17 @@ def dialect_value(operator: str, value: Any, dialect: str) -> Any:
 
 
 def to_glob(pattern: str) -> str:
-    """A LIKE pattern as one for GLOB, in which * ? [ would be special."""
+    """Convert a LIKE pattern to GLOB, escaping `*`, `?` and `[`."""
     return re.sub(r"[*?\[]", r"[\g<0>]", pattern).replace("%", "*").replace("_", "?")
 
 
 def compare_keyed(
     table: FromClause, owner: ColumnElement[bool], condition: Condition, dialect: str, expected: Parameters | None = None
 ) -> ColumnElement[bool]:
-    """A condition on a (key, value) table: one look-up by its primary key for each candidate.
+    """Return a condition on a (key, value) table: one primary key look-up per candidate.
 
     Args:
-        asked: a parameter in the place of the condition's own value.
+        expected: a parameter that replaces the condition's own value.
     """
     row = and_(owner, table.c.key == condition.key)
     if condition.operator == "IS NULL":
@@ -70,11 +73,11 @@ def compare_keyed(
 
 
 def row_matches(table: FromClause, condition: Condition, value: Value | Parameters, dialect: str) -> ColumnElement[bool]:
-    """Whether a row of a (key, value) table that has the condition's key is one that the condition asks for."""
+    """Return the condition that a row with the right key has a matching value."""
     if condition.operator == "IS NOT NULL":
         return true()
     compared = compare(table.c.value, condition.operator, value, dialect)
     if condition.entity != "metric":
         return compared
-    # NaN is stored as 0.0, but it is neither above nor below nor equal to anything.
+    # NaN is stored as 0.0, but is not comparable to anything.
     return or_(table.c.is_nan, compared) if condition.operator == "!=" else and_(not_(table.c.is_nan), compared)

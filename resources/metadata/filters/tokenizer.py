@@ -1,4 +1,4 @@
-"""The words and signs of MLflow's filter language. Pure: what they mean together is decided in `filters.parser`."""
+"""Split MLflow's filter language into tokens. Pure; `filters.parser` interprets them."""
 
 import re
 from collections.abc import Sequence
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from resources.metadata.field_rules import check_length, checked_text
 
 WORD_COMPARATORS = (("IS", "NOT", "NULL"), ("IS", "NULL"), ("NOT", "IN"), ("IN",), ("LIKE",), ("ILIKE",), ("RLIKE",))
-"""Comparators that are words. RLIKE is one of MLflow's for traces: it is known here in order to be refused by name."""
+"""Comparators that are words. RLIKE is MLflow's for traces: recognized only to be refused by name."""
 NUMBER = re.compile(r"[-+]?(?:\d++(?:\.\d*+)?|\.\d++)(?:[eE][-+]?\d++)?")
-"""Digits are not given back: one of 100,000 that is no number would be read again from each of them."""
+"""Possessive quantifiers: without them, 100,000 digits that are no number would cost quadratic time."""
 MAX_FILTER_LENGTH = 1_000_000
-"""Of a filter: what lists as many runs as a page has is a third of it."""
+"""Maximum length of a filter. Listing as many runs as a page holds takes a third of it."""
 TOKEN = re.compile(
     rf"\s*(?:(?P<string>'[^']*'|\"[^\"]*\")|(?P<number>{NUMBER.pattern}(?![\w.]))"
     r"|(?P<operator><=|>=|<>|==|!=|=|<|>)|(?P<mark>[(),])"
@@ -29,7 +29,7 @@ OPENING, CLOSING = Token("mark", "("), Token("mark", ")")
 
 
 def tokenize(text: str) -> tuple[list[Token], str]:
-    """The tokens of a text, and what is left of it from where it cannot be read on."""
+    """Split text into tokens; return them and the rest that cannot be tokenized."""
     checked_text(text, "filter")
     check_length("filter", text, MAX_FILTER_LENGTH)
     tokens: list[Token] = []
@@ -44,7 +44,7 @@ def tokenize(text: str) -> tuple[list[Token], str]:
 
 
 def parse_comparator(tokens: Sequence[Token], position: int) -> tuple[str, int]:
-    """The comparator at a token, and where its value begins; an empty one where none is."""
+    """Return the comparator at a token (empty if none) and the position after it."""
     for words in WORD_COMPARATORS:
         here = tokens[position : position + len(words)]
         if len(here) == len(words) and all(is_word(token, word) for token, word in zip(here, words, strict=True)):
@@ -59,7 +59,7 @@ def is_word(token: Token, word: str) -> bool:
 
 
 def as_name(token: Token) -> Token:
-    """The token where a field is to be named: there a text in double quotes is a name, as in SQL."""
+    """Convert a token to a field name: double-quoted text is a name, as in SQL."""
     return Token("name", token.text) if token.kind == "string" and token.text[0] == '"' else token
 
 

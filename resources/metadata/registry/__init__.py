@@ -1,1 +1,1 @@
-"""The registry: registered models, their versions and stages, and which of them is served."""
+"""The registry: registered models, their versions, stages and deployments."""

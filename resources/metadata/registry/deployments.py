@@ -1,11 +1,11 @@
-"""Deployments: one row for each promotion to production, and what became of it. The newest `find_serving` row is served.
+"""Deployments: one row per promotion to production; `find_serving` returns the one that is served.
 
 A version that leaves production without a successor is withdrawn in two steps, because the engine is another process: its
-rows are `list_withdrawing` in the transaction that moved it, and `mark_withdrawn` once the engine was seen to serve them no
-more. Whatever dies in between, the row says what is still to be done.
+rows become `withdrawing` in the transaction that moved it, and `withdrawn` (`mark_withdrawn`) once the engine no longer
+serves them. After a crash in between, the rows show the remaining work.
 
-Whoever decides by a row's status takes the lock of the registry first: on PostgreSQL another transaction could else change
-it in between, and a withdrawal be lost.
+Code that decides by a row's status must lock the registry first: otherwise, on PostgreSQL, a concurrent transaction could
+change the status, and a withdrawal could be lost.
 """
 
 from collections.abc import Collection, Sequence
@@ -22,12 +22,12 @@ from resources.metadata.transactions import insert_into
 
 LEAVING_STATUSES = ("withdrawing", "withdrawn")
 LOST_EVENT = "deployment.lost"
-"""The event by which what the engine does not serve any more is deployed again."""
+"""Event that triggers redeployment of a version that the engine no longer serves."""
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """A row; `promotion` is the `seq` of the event that asked for it, times are in milliseconds."""
+    """A row; `promotion` is the `seq` of its promotion event, times are in milliseconds."""
 
     id: int
     organization: str
@@ -49,11 +49,11 @@ class Deployment:
 def begin_deployment(
     connection: Connection, model: ModelKey, *, version: int, promotion: int, url: str, sha256: str
 ) -> Deployment:
-    """The deployment of a promotion, made when it is missing: a promotion is deployed once, however often it is seen."""
+    """Return the deployment of a promotion, created if missing (idempotent)."""
     now = now_ms()
     row = {**model.row, "version": version, "promotion": promotion, "url": url, "sha256": sha256}
     insert = insert_into(connection, table).values(**row, status="deploying", reason="", created_at=now, updated_at=now)
-    # Not `rowcount`, which SQLAlchemy does not tell for every INSERT on PostgreSQL.
+    # Not `rowcount`, which SQLAlchemy does not report for every INSERT on PostgreSQL.
     if connection.execute(insert.on_conflict_do_nothing().returning(table.c.id)).first():
         emit_model(connection, "deployment.started", model, {"version": version})
     found = find_by_promotion(connection, promotion)
@@ -67,14 +67,14 @@ def find_by_promotion(connection: Connection, promotion: int) -> Deployment | No
 
 
 def find_serving(connection: Connection, model: ModelKey) -> Deployment | None:
-    """What is served under a name."""
+    """Return the deployment that is served under a name."""
     query = select(table).where(model.row_filter(table), table.c.status == "serving").order_by(table.c.id.desc()).limit(1)
     row = connection.execute(query).mappings().first()
     return Deployment(**row) if row else None
 
 
 def list_in_production(connection: Connection) -> Sequence[Deployment]:
-    """What is served and is to be: of all models, the deployments of the versions that are in production."""
+    """Return all models' served deployments whose versions are in production."""
     same = (versions.c.organization == table.c.organization, versions.c.name == table.c.name)
     joined = select(table).join(versions, and_(*same, versions.c.version == table.c.version))
     query = joined.where(table.c.status == "serving", versions.c.stage == "production").order_by(table.c.id)
@@ -82,7 +82,7 @@ def list_in_production(connection: Connection) -> Sequence[Deployment]:
 
 
 def list_restoring(connection: Connection) -> Sequence[tuple[Deployment, str]]:
-    """What was lost and is to serve again, each with the run that its version is of."""
+    """Return lost deployments that must be restored, each with its version's run id."""
     same = (versions.c.organization == table.c.organization, versions.c.name == table.c.name)
     joined = select(table, versions.c.run_id).join(versions, and_(*same, versions.c.version == table.c.version))
     wanted = (table.c.status == "deploying", table.c.reason != "", versions.c.stage == "production")
@@ -91,8 +91,9 @@ def list_restoring(connection: Connection) -> Sequence[tuple[Deployment, str]]:
 
 
 def mark_lost(connection: Connection, deployment: Deployment, reason: str) -> bool:
-    """The engine does not serve this one, for that reason: it is deployed again. False where it is not to be any more, or is
-    not as it was when it was looked at.
+    """Record that the engine lost a deployment, so that it is deployed again.
+
+    Returns False if it need not be served any more, or was changed since the caller read it.
     """
     lock_registry(connection)
     if deployment not in [*list_in_production(connection), *(left for left, _ in list_restoring(connection))]:
@@ -107,14 +108,14 @@ def mark_lost(connection: Connection, deployment: Deployment, reason: str) -> bo
 
 
 def mark_restored(connection: Connection, deployment: Deployment) -> None:
-    """What was lost and given up is served all the same, unless it was decided otherwise since it was looked at."""
+    """Mark a lost deployment as serving, unless it was changed since it was read."""
     lock_registry(connection)
     if deployment in [left for left, _ in list_restoring(connection)]:
         mark_serving(connection, deployment)
 
 
 def is_being_deployed(connection: Connection, run_id: str) -> bool:
-    """Whether the version that a run became is promoted, and neither served nor refused yet."""
+    """Return whether a run's version is promoted, but neither served nor refused yet."""
     same = (versions.c.organization == table.c.organization, versions.c.name == table.c.name)
     query = select(table.c.id).join(versions, and_(*same, versions.c.version == table.c.version))
     left = query.where(versions.c.run_id == run_id, table.c.status == "deploying").limit(1)
@@ -122,7 +123,7 @@ def is_being_deployed(connection: Connection, run_id: str) -> bool:
 
 
 def newest_by_version(connection: Connection, model: ModelKey, numbers: Collection[int]) -> dict[int, Deployment]:
-    """The last deployment of each of a model's versions that has one, however it ended."""
+    """Return the last deployment of each version that has one, in any status."""
     version_filter = model.row_filter(table) & table.c.version.in_(numbers)
     last = select(func.max(table.c.id)).where(version_filter).group_by(table.c.version)
     found = connection.execute(select(table).where(table.c.id.in_(last))).mappings()
@@ -130,9 +131,9 @@ def newest_by_version(connection: Connection, model: ModelKey, numbers: Collecti
 
 
 def mark_serving(connection: Connection, deployment: Deployment) -> bool:
-    """This one serves from now on, and those before it are replaced; False where it was withdrawn meanwhile.
+    """Mark a deployment as serving and earlier ones as replaced; False if it was withdrawn.
 
-    One that a dead worker left half-way is among those: of another deployment the engine has nothing any more.
+    The earlier ones include unfinished deployments of crashed workers: the engine no longer has them.
     """
     if withdraw_if_leaving(connection, deployment):
         return False
@@ -146,9 +147,9 @@ def mark_serving(connection: Connection, deployment: Deployment) -> bool:
 
 
 def mark_failed(connection: Connection, deployment: Deployment, reason: str) -> None:
-    """This one does not serve; what served before it goes on.
+    """Mark a deployment as failed; the previous one keeps serving.
 
-    One that was lost did serve: the engine wants it still, and would have it back at its next start.
+    A lost deployment is withdrawn as well: the engine would otherwise restore it at its next start.
     """
     lock_registry(connection)
     _end(connection, deployment, "failed", reason)
@@ -157,7 +158,7 @@ def mark_failed(connection: Connection, deployment: Deployment, reason: str) -> 
 
 
 def withdraw_model(connection: Connection, model: ModelKey) -> list[Deployment]:
-    """Nothing of a model is to be served any more: whoever follows the withdrawing rows tells the engine."""
+    """Withdraw a model's deployments: they are `withdrawing` until the engine drops them."""
     lock_registry(connection)
     live = select(table).where(model.row_filter(table), table.c.status.in_(("deploying", "serving"))).order_by(table.c.id)
     found = [Deployment(**row) for row in connection.execute(live).mappings()]
@@ -167,7 +168,7 @@ def withdraw_model(connection: Connection, model: ModelKey) -> list[Deployment]:
 
 
 def list_withdrawing(connection: Connection, model: ModelKey | None = None) -> Sequence[Deployment]:
-    """What the engine is still to be told of, oldest first."""
+    """Return deployments that the engine must still remove, oldest first."""
     query = select(table).where(table.c.status == "withdrawing").order_by(table.c.id)
     if model is not None:
         query = query.where(model.row_filter(table))
@@ -175,7 +176,7 @@ def list_withdrawing(connection: Connection, model: ModelKey | None = None) -> S
 
 
 def mark_withdrawn(connection: Connection, deployment: Deployment) -> None:
-    """The engine serves this one no more."""
+    """Record that the engine no longer serves a deployment."""
     lock_registry(connection)
     current = find_by_promotion(connection, deployment.promotion)
     if current is not None and current.status == "withdrawing":
@@ -183,7 +184,10 @@ def mark_withdrawn(connection: Connection, deployment: Deployment) -> None:
 
 
 def withdraw_if_leaving(connection: Connection, deployment: Deployment) -> bool:
-    """Whether a deployment was withdrawn while it was being made. The engine may have it all the same: it is told again."""
+    """Return whether a deployment was withdrawn while in progress, and withdraw it once more.
+
+    The engine may have loaded it meanwhile.
+    """
     lock_registry(connection)
     current = find_by_promotion(connection, deployment.promotion)
     if current is None or current.status not in LEAVING_STATUSES:
@@ -193,7 +197,7 @@ def withdraw_if_leaving(connection: Connection, deployment: Deployment) -> bool:
 
 
 def mark_overtaken(connection: Connection, deployment: Deployment) -> None:
-    """Another version was promoted before this one was deployed: it is not to be tried again."""
+    """Mark a deployment as replaced by a later promotion, so that it is not retried."""
     if withdraw_if_leaving(connection, deployment):
         return
     current = find_by_promotion(connection, deployment.promotion)

@@ -1,7 +1,7 @@
-"""Which deployments the replicas of an engine shall serve, and what they report.
+"""Which deployments an engine's replicas must serve, and what they report.
 
-What is wanted follows from the rows of `deployments`: of each model the newest that serves and, if it is newer, the newest
-that is being deployed. A row without a file was deployed by an engine that does not pull.
+The wanted set is derived from `deployments`: of each model, the newest that is serving and, if it is newer, the newest that
+is being deployed. A row without a file was deployed by an engine that does not pull.
 """
 
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ class Replica:
     reported_at: int
 
     def deployment(self, deployment_id: int) -> dict[str, Any] | None:
-        """What it reported of a deployment."""
+        """Return what the replica reported about a deployment, or None."""
         return next((found for found in self.report["deployments"] if found["deployment"] == deployment_id), None)
 
 
@@ -68,7 +68,7 @@ def record_file(
 
 
 def list_wanted(connection: Connection) -> list[DeploymentFile]:
-    """What replicas shall serve, oldest first."""
+    """Return what replicas must serve, oldest first."""
     columns = [deployments.c[key] for key in ("id", "organization", "name", "version", "status", "sha256")]
     files = [deployment_files.c[key] for key in ("uri", "size_bytes", "smoke_prompts", "attempt")]
     query = (
@@ -90,12 +90,12 @@ def list_wanted(connection: Connection) -> list[DeploymentFile]:
 
 
 def find_wanted_file(connection: Connection, sha256: str) -> DeploymentFile | None:
-    """A file that replicas may download."""
+    """Return a file that replicas may download, or None."""
     return next((found for found in list_wanted(connection) if found.sha256 == sha256), None)
 
 
 def record_report(connection: Connection, replica: str, report: dict[str, Any]) -> None:
-    """Replace a replica's report; reports of replicas that are long gone are deleted."""
+    """Replace a replica's report, and delete reports of replicas that are long gone."""
     now = now_ms()
     insert = insert_into(connection, engine_replicas).values(id=replica, report=report, reported_at=now)
     values = {"report": report, "reported_at": now}
@@ -104,12 +104,12 @@ def record_report(connection: Connection, replica: str, report: dict[str, Any]) 
 
 
 def delete_replica(connection: Connection, replica: str) -> None:
-    """A replica ends: nothing is waited for from it."""
+    """Delete the report of a stopping replica, so that nothing waits for it."""
     connection.execute(delete(engine_replicas).where(engine_replicas.c.id == replica))
 
 
 def list_live_replicas(connection: Connection) -> list[Replica]:
-    """Replicas that have reported within `LIVE_SECONDS`, by their names."""
+    """Return replicas that have reported within `LIVE_SECONDS`, by name."""
     recent = engine_replicas.c.reported_at >= now_ms() - LIVE_SECONDS * 1000
     rows = connection.execute(select(engine_replicas).where(recent).order_by(engine_replicas.c.id)).mappings()
     return [Replica(**row) for row in rows]

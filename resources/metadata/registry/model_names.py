@@ -13,21 +13,21 @@ from resources.errors import HanzoError, already_exists, invalid, not_found
 from resources.metadata.field_rules import check_key, check_length, checked_text, invalid_value, printable
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 
-# What a registered model is known by: its name within its organization.
+# A registered model is identified by its name within its organization.
 #
-# Two organizations may give their models the same name and never learn of each other (row W5). Wherever names of all
-# organizations share one space, a folder of the object store or the engine's list, the organization goes in front.
+# Two organizations may use the same model name without learning of each other. Where names of all organizations share one
+# namespace (a folder of the object store, the engine's list), the organization is the prefix.
 
 
 @dataclass(frozen=True, order=True)
 class ModelKey:
-    """A registered model: the first two columns of every table of the registry."""
+    """Identifies a registered model: the first two columns of every table of the registry."""
 
     organization: str
     name: str
 
     def row_filter(self, table: Table) -> ColumnElement[bool]:
-        """The condition that a row of the registry is this model's."""
+        """Return the condition that a registry row belongs to this model."""
         return and_(table.c.organization == self.organization, table.c.name == self.name)
 
     @property
@@ -36,28 +36,28 @@ class ModelKey:
 
     @property
     def served_name(self) -> str:
-        """What the engine's clients call it: no model's name holds a '/', so no other model is called the same."""
+        """The name that the engine's clients use; unique, because model names hold no '/'."""
         if self.organization == DEFAULT_ORGANIZATION:
             return self.name
         return f"{quote(self.organization, safe='')}/{self.name}"
 
     @property
     def folder_uri(self) -> str:
-        """Where the exports of its versions lie."""
+        """The location of its versions' exports."""
         return uris.model_folder(self.name, None if self.organization == DEFAULT_ORGANIZATION else self.organization)
 
 
 def folder_organization(parts: Sequence[str]) -> str | None:
-    """Whose a path in the bucket of models, or below the datasets, is; None for the bucket itself."""
+    """Return the owner of a path below models or datasets; None for the root."""
     if not parts:
         return None
     owner = uris.parse_organization(parts[0])
     return DEFAULT_ORGANIZATION if owner is None else owner
 
 
-# What a model's name, an alias, a tag or a version's number must look like: MLflow's rules, limits and messages (row F9).
+# Rules for names of models, aliases, tags and version numbers: MLflow's rules, limits and messages.
 #
-# Pure functions without a database. Where a version's files may lie is `model_version_sources`.
+# Pure functions without a database. Rules for the locations of a version's files are in `model_version_sources`.
 
 PROMPT_TAG = "mlflow.prompt.is_prompt"
 """MLflow keeps prompts as models with this tag."""
@@ -70,13 +70,13 @@ MAX_VERSION = 2**31 - 1
 ALIAS_PATTERN = re.compile(r"[\w\-]*")
 VERSION_ALIAS_PATTERN = re.compile(r"[vV]\d+")
 LATEST_ALIAS = "latest"
-"""An alias that nobody sets: it always names the newest version."""
+"""A reserved alias, which always refers to the newest version."""
 LABEL_TAG = "hanzo.version"
-"""A version number of the caller's own, such as "3.1": ours are counted."""
+"""A version number chosen by the caller, such as "3.1": ours are consecutive."""
 STAGE_TAG = "hanzo.stage"
 TRAFFIC_TAG = "hanzo.traffic_percent"
 OWN_TAGS = (LABEL_TAG, STAGE_TAG, TRAFFIC_TAG)
-"""What a version is called and where it stands: by these it is found and promoted, so that nobody sets them as he likes."""
+"""Tags with a version's label and stage: versions are found and promoted by them, so clients cannot set them."""
 
 
 def checked_model_name(name: str, path: str = "name") -> str:
@@ -97,24 +97,27 @@ def checked_model_name(name: str, path: str = "name") -> str:
 
 
 def checked_tag(key: str, value: str) -> tuple[str, str]:
-    """The tag of a model or a version. Unlike a run's, a longer value is refused."""
+    """Return a model's or version's valid tag; unlike a run's, it is never truncated."""
     check_key(key, "key", "key")
-    if key == PROMPT_TEXT_TAG and len(value) > MAX_TAG_VALUE:  # in MLflow's own words, which its client's callers look for
+    if key == PROMPT_TEXT_TAG and len(value) > MAX_TAG_VALUE:  # MLflow's message, which callers match
         raise invalid(f"Prompt text exceeds max length of {MAX_TAG_VALUE} characters.")
     check_length("value", value, MAX_TAG_VALUE)
     return key, checked_text(value, "value")
 
 
 def checked_version_tag_key(key: str) -> str:
-    """The key of a version's tag that a client may set or delete."""
+    """Return the key of a version tag that a client may set or delete."""
     check_key(key, "key", "key")
     if key in OWN_TAGS:
-        raise invalid(f"The tag '{key}' is the registry's own: it is given as a version is registered or moved to a stage")
+        raise invalid(f"The tag '{key}' is reserved: it is set when a version is registered or moved to a stage")
     return key
 
 
 def checked_version_tags(tags: Mapping[str, str]) -> dict[str, str]:
-    """The tags of a new version. MLflow copies a version with all of its tags: the registry's own stay with the original."""
+    """Return the tags of a new version without reserved ones.
+
+    MLflow copies a version with all of its tags, but the reserved ones belong to the original.
+    """
     return dict(checked_tag(key, value) for key, value in tags.items() if key not in OWN_TAGS)
 
 
@@ -124,7 +127,7 @@ def checked_description(text: str) -> str:
 
 
 def checked_alias(alias: str) -> str:
-    """An alias that can be asked for."""
+    """Return an alias that may be looked up."""
     if not alias:
         raise invalid("Registered model alias name cannot be empty.")
     if not ALIAS_PATTERN.fullmatch(alias):
@@ -135,7 +138,7 @@ def checked_alias(alias: str) -> str:
 
 
 def checked_new_alias(alias: str) -> str:
-    """An alias that may be set: not one that already means something."""
+    """Return an alias that may be set: not a reserved one."""
     checked_alias(alias)
     if alias.lower() == LATEST_ALIAS:
         raise invalid("'latest' alias name (case insensitive) is reserved.")
@@ -145,7 +148,7 @@ def checked_new_alias(alias: str) -> str:
 
 
 def version_number(text: str) -> int:
-    """MLflow's versions are strings; those of a database are numbers."""
+    """Parse a version number: MLflow's versions are strings, the database's are numbers."""
     if not re.fullmatch(r"[+-]?\d{1,19}", text.strip(), re.ASCII):
         raise invalid(f"Parameter 'version' must be an integer, got '{printable(text)}'.")
     return int(text)
@@ -156,7 +159,7 @@ def is_prompt(tags: Mapping[str, str]) -> bool:
 
 
 def name_conflict_error(name: str, *, old: Mapping[str, str], new: Mapping[str, str]) -> HanzoError:
-    """MLflow's words where a model or a prompt has the name already. `old` and `new` are their tags."""
+    """Return MLflow's error for a used name; `old` and `new` are both models' tags."""
     kind, existing_kind = ("Prompt" if is_prompt(tags) else "Registered Model" for tags in (new, old))
     if kind == existing_kind:
         return already_exists(f"{kind} (name={printable(name)}) already exists.")
@@ -167,13 +170,13 @@ def name_conflict_error(name: str, *, old: Mapping[str, str], new: Mapping[str, 
 
 
 def model_not_found(name: str) -> HanzoError:
-    """MLflow's words, which its clients and their tests look for, then ours, which say what to do."""
+    """Return MLflow's error, whose words its clients match, with our advice appended."""
     shown = printable(name)
     return not_found(f"Registered Model with name={shown} not found: there is no model '{shown}', see `hanzo-ml model list`")
 
 
 def version_not_found(name: str, number: int) -> HanzoError:
-    """As `model_not_found`."""
+    """Return MLflow's error, as `model_not_found`."""
     shown = printable(name)
     return not_found(
         f"Model Version (name={shown}, version={number}) not found: '{shown}' has no version {number}, "

@@ -1,4 +1,4 @@
-"""What people change about a version that stands: its description, its tags, and that it is there at all."""
+"""Edit registered versions: description, tags and deletion."""
 
 from sqlalchemy import Connection, delete, select, update
 
@@ -28,7 +28,7 @@ from resources.metadata.transactions import insert_into
 
 
 class ModelVersionEdits:
-    """Edits in a database, each a transaction with its event."""
+    """Edits in a database, each in a transaction with its event."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -52,7 +52,7 @@ class ModelVersionEdits:
             emit_model(connection, "model.version_tag_set", model, {**version_facts(version), "key": key})
 
     def delete_tag(self, model: ModelKey, number: int, key: str) -> None:
-        """A tag that is not there is no error, as in MLflow."""
+        """Delete a tag; a missing tag is no error, as in MLflow."""
         checked_version_tag_key(key)
         with self._database.write() as connection:
             version = lock_version(connection, model, number)
@@ -61,10 +61,12 @@ class ModelVersionEdits:
                 emit_model(connection, "model.version_tag_deleted", model, {**version_facts(version), "key": key})
 
     def delete(self, model: ModelKey, number: int) -> None:
-        """Delete a version and the aliases that point at it; its number stays used, and its copies keep its files.
+        """Delete a version and the aliases that point at it.
+
+        Its number is never reused, and copies of the version keep its files.
 
         Raises:
-            HanzoError: it is served, or promoted and about to be.
+            HanzoError: it is served, or is promoted and about to be served.
         """
         with self._database.write() as connection:
             version = lock_version(connection, model, number)
@@ -80,7 +82,7 @@ class ModelVersionEdits:
 
 
 def lock_version(connection: Connection, model: ModelKey, number: int) -> ModelVersion:
-    """A version of a model that nobody else changes from here on."""
+    """Return a version, locked against other writers until the transaction ends."""
     lock_registry(connection)
     checked_model_name(model.name)
     known = 0 < number <= MAX_VERSION

@@ -1,27 +1,27 @@
-"""Where a version's files lie: which sources a client may name, and what they are on this server (rows F8, F11).
+"""Check a model version's source: which URIs are allowed and what they refer to.
 
-A source is checked before a version is made of it. The reference checks its form only and registers `s3://b/x` unseen; here
+A source is checked before a version is created. The reference only checks its form and registers `s3://b/x` unseen; here
 
-- `mlflow-artifacts:/EXPERIMENT/RUN/artifacts/PATH` (or below the `artifact_location` of the experiment) must hold files, in
-  the run that `run_id` names; the same path of a logged model must lie in the one that `model_id` names. A run's own root
-  is there from the run's beginning: scripts, and MLflow's own tests, register it before they log the model into it;
-- a place below the files of the run or logged model that the request names, where its experiment keeps them outside of this
-  server's store (`artifacts.locations`), is let through: only clients look there, nothing is ever read or served for it;
-- `s3://hanzo-ml/...` and `s3://hanzo-models/...` must hold files in this server's store, below no other organization's run
-  or model;
-- `models:/NAME/VERSION` (or @ALIAS, /STAGE, /latest) must be a version, `models:/m-ID` the logged model that `model_id`
-  names: a version made of another is kept as `models:/NAME/NUMBER`, with its run and its model. None is made of one that is
-  quarantined;
-- `runs:/RUN/PATH` must hold files, where `run_id` names RUN and the run is one of this server's: its own, or those of the
-  logged model of that name that it made (`find_logged_model`). What the run's job published is registered by its job, with
-  its evaluation and its proof. **A run that this server does not know is let through**: MLflow lets registry and tracking
-  be two servers, so it may be a run of the other one, which nobody here can look into. It is a name and no address, nothing
-  is ever read or served for it, and MLflow's own tests and scripts register such names; refusing them would break clients
-  without protecting anything;
-- everything else is refused: local paths and file: (they would be this server's or the client's disk), http(s) and other
-  hosts (somebody would be made to fetch them), `..`, `#`, `?`, `%`, backslashes and empty parts (CVE-2023-2356,
-  2023-6977, 2024-1483, 2024-3848, 2025-11201, 2026-2614);
-- a prompt has no files: only MLflow's two placeholders will do.
+- `mlflow-artifacts:/EXPERIMENT/RUN/artifacts/PATH` (or below the experiment's `artifact_location`) must hold files, in the
+  run named by `run_id`; the same path of a logged model must belong to the one named by `model_id`. A run's root is accepted
+  from the start: scripts, and MLflow's own tests, register it before they log the model into it;
+- a path below the files of the named run or logged model is accepted if its experiment stores them outside of this server's
+  store (`artifacts.locations`): only clients access it, this server never reads or serves it;
+- `s3://hanzo-ml/...` and `s3://hanzo-models/...` must hold files in this server's store, not below another organization's
+  run or model;
+- `models:/NAME/VERSION` (or @ALIAS, /STAGE, /latest) must be an existing version, `models:/m-ID` the logged model named by
+  `model_id`. A version made from another is stored as `models:/NAME/NUMBER`, with its run and its model. A quarantined
+  version is refused;
+- `runs:/RUN/PATH` must hold files, `run_id` must name RUN, and the run must be known to this server; the files are its own,
+  or those of the logged model of that name that it created (`find_logged_model`). The output of the run's job is registered
+  by its job, with its evaluation and its provenance. **A run unknown to this server is accepted**: MLflow allows registry
+  and tracking to be two servers, so it may belong to another server. It is a name, not an address: nothing is ever read or
+  served for it, and MLflow's own tests and scripts register such names; refusing them would break clients without
+  protecting anything;
+- everything else is refused: local paths and file: (this server's or the client's disk), http(s) and other hosts (a reader
+  could be made to fetch them), `..`, `#`, `?`, `%`, backslashes and empty parts (CVE-2023-2356, 2023-6977, 2024-1483,
+  2024-3848, 2025-11201, 2026-2614);
+- a prompt has no files: only MLflow's two placeholders are accepted.
 """
 
 import re
@@ -63,7 +63,7 @@ MAX_SOURCE = 2000
 
 @dataclass(frozen=True)
 class CheckedSource:
-    """A source that was checked, with the run and the logged model that it turned out to belong to."""
+    """A valid source, with the run and the logged model that it belongs to."""
 
     source: str
     run_id: str | None
@@ -80,12 +80,14 @@ def check_source(
     model_id: str = "",
     as_mlflow: bool = True,
 ) -> CheckedSource:
-    """What a client's source is on this server. `as_mlflow` lets through what nobody here can look into as well: runs of
-    another tracking server, and the root of one that has no files yet.
+    """Check a client's source and resolve the run or model that it belongs to.
+
+    `as_mlflow` also accepts what this server cannot inspect: runs of another tracking server, and the root of a run that
+    has no files yet.
 
     Raises:
-        HanzoError: 400 where it is malformed, refused, absent, or not of the run or model that the request names; 409 where
-            it is a version that is quarantined.
+        HanzoError: 400 if it is malformed, refused, absent, or not of the run or model that the request names; 409 if it
+            is a quarantined version.
     """
     if len(source) > MAX_SOURCE:
         raise invalid(f"'source' exceeds the maximum length of {MAX_SOURCE} characters")
@@ -115,7 +117,7 @@ def check_source(
 
 
 def resolve_reference(connection: Connection, source: str, parts: list[str], organization: str) -> ModelVersion:
-    """The version that `models:/NAME/VERSION`, `/STAGE`, `/latest` or `@ALIAS` means now."""
+    """Return the version that `models:/NAME/VERSION`, `/STAGE`, `/latest` or `@ALIAS` refers to now."""
     name, at, alias = parts[0].rpartition("@") if len(parts) == 1 else (parts[0], "", "")
     if len(parts) != (1 if at else 2) or not name:
         raise wrong_owner_error(source, "model_id")
@@ -163,7 +165,7 @@ def logged_model_root(connection: Connection, model_id: str, organization: str) 
 
 
 def is_client_storage(connection: Connection, source: str, organization: str, run_id: str, model_id: str) -> bool:
-    """Whether a source is in files of the named run or logged model that are not in this server's store."""
+    """Return whether a source is the named owner's, outside of this server's store."""
     if ".." in unquote_fully(source).split("/"):
         return False
     if model_id:
@@ -176,7 +178,7 @@ def is_client_storage(connection: Connection, source: str, organization: str, ru
 
 
 def is_within_model(scheme: str, parts: list[str], source: str, model_id: str, root: str) -> bool:
-    """Whether a source is a logged model, by its id or by a path below its files."""
+    """Return whether a source is a logged model, by id or by path."""
     if scheme == "models":
         return parts == [model_id]
     return source == root or source.startswith(f"{root}/")
@@ -192,7 +194,10 @@ def check_run_source(
     run_id: str,
     as_mlflow: bool,
 ) -> CheckedSource:
-    """A source of a run. Raises unless it is the one that the request names and it, or a model of it, has files there."""
+    """Check a source below a run.
+
+    It must be the run that the request names, and the run, or a model of it, must have files there.
+    """
     if scheme == "runs":
         named, path = parts[0], parts[1:]
     else:
@@ -215,7 +220,7 @@ def check_run_source(
     if model is None and is_job_output(store, named, path):
         raise source_error(
             source,
-            f"The run's job made it: register that by `hanzo-ml model register --name NAME --run {named}`.",
+            f"The run's job created it: register it with `hanzo-ml model register --name NAME --run {named}`.",
         )
     if model is None:
         raise missing_source_error(source)
@@ -223,15 +228,15 @@ def check_run_source(
 
 
 def is_job_output(store: Store, run_id: str, path: list[str]) -> bool:
-    """Whether a path is of what a run's job published, which clients are shown among the run's files."""
-    if path[:1] == ["artifacts"]:  # the folder of what was uploaded
+    """Return whether a path among a run's files was published by its job."""
+    if path[:1] == ["artifacts"]:  # the folder of uploaded files
         return False
     published = uris.run_checkpoints(run_id) if path[:1] == ["checkpoint"] else "/".join([uris.run_folder(run_id), *path])
     return has_files(store, published)
 
 
 def check_stored(connection: Connection, store: Store, source: str, parts: list[str], organization: str) -> None:
-    """Raises unless files lie there that the organization may see."""
+    """Raise unless the organization may read files at the source."""
     owner_organization = None
     if parts[:2] == [uris.PRODUCT_BUCKET, "runs"] and len(parts) > 2:
         owner_organization = connection.execute(select(runs.c.organization).where(runs.c.id == parts[2])).scalar()

@@ -1,4 +1,4 @@
-"""A model's versions as records: what one says of itself, and how rows are read with their tags and aliases."""
+"""Records of a model's versions, read with their tags and aliases."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,15 +14,18 @@ from resources.metadata.tables import model_version_tags as version_tags
 from resources.metadata.tables import model_versions as versions
 
 EXPORT_FAILED = "; its export failed: "
-"""Stands between the reason of a quarantine and that of a failed export."""
+"""Separates the reason of a quarantine from that of a failed export."""
 NEWEST_FIRST = versions.c.version.desc()
 CHUNK = 500
-"""Versions whose tags are read by one query: each takes three variables, and SQLite has 32,766."""
+"""Versions whose tags are read by one query: each takes three variables, and SQLite allows 32,766."""
 
 
 @dataclass(frozen=True)
 class ModelVersion:
-    """One version. `artifacts` maps a format to `{path, size_bytes, checksum}`, and `artifact` where it was made here."""
+    """One version.
+
+    `artifacts` maps a format to `{path, size_bytes, checksum}`, plus `artifact` if the asset graph made it.
+    """
 
     organization: str
     name: str
@@ -58,31 +61,31 @@ class ModelVersion:
 
     @property
     def servable(self) -> bool:
-        """Whether there is something that the engine can load."""
+        """Whether it has a file that the engine can load."""
         return "gguf" in self.artifacts
 
     @property
     def own_artifacts(self) -> dict[str, Artifact]:
-        """The artifacts of the asset graph, by their formats. What a client logged is none: nothing here made it."""
+        """The artifacts made by the asset graph, by format, without files that a client logged."""
         return own_artifacts(self.artifacts)
 
     @property
     def is_awaiting_export(self) -> bool:
-        """Trained here, and its export has not run yet. A version of a client is a pointer, for which none will run."""
+        """Whether it was trained here and not exported yet: clients' versions are never exported."""
         return not self.servable and any("artifact" in each for each in self.artifacts.values())
 
     @property
     def export_failure(self) -> str:
-        """Why its last export failed; empty where none did."""
+        """Why its last export failed; empty if it did not."""
         return self.reason if self.status == "failed" else self.reason.partition(EXPORT_FAILED)[2]
 
     @property
     def gate_reason(self) -> str:
-        """Why it is quarantined; empty where it is not."""
+        """Why it is quarantined; empty if it is not."""
         return "" if self.status == "failed" else self.reason.partition(EXPORT_FAILED)[0]
 
     def artifact(self, format: str) -> Artifact:
-        """The artifact of a format. Raises when the version has none."""
+        """Return the artifact of a format. Raises if the version has none."""
         made = self.own_artifacts
         if format not in made:
             has = ", ".join(self.artifacts) or "nothing"
@@ -92,7 +95,7 @@ class ModelVersion:
 
 @dataclass(frozen=True)
 class Registration:
-    """What a new version says of itself."""
+    """The metadata of a new version."""
 
     run_id: str
     architecture: str
@@ -107,7 +110,7 @@ class Registration:
 
 @dataclass(frozen=True)
 class LoggedFiles:
-    """The files of a format that a client logged. No manifest describes them, and a checksum may not be known.
+    """Files of a format that a client logged: without manifest, perhaps without checksum.
 
     `flavors` are the ways in which MLflow can load them.
     """
@@ -119,7 +122,7 @@ class LoggedFiles:
 
 
 def artifact_row(artifact: Artifact | LoggedFiles) -> dict[str, Any]:
-    """An artifact in the specification's words, with the pointer beside it where there is one."""
+    """Return an artifact in the specification's form, with its pointer if it has one."""
     if isinstance(artifact, LoggedFiles):
         row_values = {"path": artifact.path, "size_bytes": artifact.size_bytes, "checksum": artifact.checksum}
         return row_values | ({"flavors": list(artifact.flavors)} if artifact.flavors else {})
@@ -132,12 +135,12 @@ def artifact_row(artifact: Artifact | LoggedFiles) -> dict[str, Any]:
 
 
 def own_artifacts(artifacts: Mapping[str, Any]) -> dict[str, Artifact]:
-    """Of the formats of a version those with a pointer, as pointers."""
+    """Return the pointers of the formats that have one."""
     return {format: Artifact.model_validate(each["artifact"]) for format, each in artifacts.items() if "artifact" in each}
 
 
 def read_versions(connection: Connection, query: Select[Any]) -> list[ModelVersion]:
-    """The versions that a query over their table finds, with their tags and aliases."""
+    """Return the versions that a query finds, with their tags and aliases."""
     rows = connection.execute(query).mappings().all()
     found: list[ModelVersion] = []
     for start in range(0, len(rows), CHUNK):
@@ -158,6 +161,6 @@ def read_versions(connection: Connection, query: Select[Any]) -> list[ModelVersi
 
 
 def find_version(connection: Connection, *conditions: ColumnElement[bool]) -> ModelVersion | None:
-    """The newest version of which all of this holds."""
+    """Return the newest version that meets all conditions."""
     query = select(versions).where(*conditions).order_by(NEWEST_FIRST).limit(1)
     return next(iter(read_versions(connection, query)), None)

@@ -1,4 +1,4 @@
-"""The rows of registered models: locked, made, counted and read. What may be done with a model is `registered_models`."""
+"""Lock, insert, count and read the rows of registered models."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ LIVE_STATUSES = ("deploying", "serving", "withdrawing")
 
 @dataclass(frozen=True)
 class RegisteredModel:
-    """A model. `latest` holds the newest version of each stage; `aliases` maps an alias to a version's number."""
+    """A model. `latest` is the newest version per stage; `aliases` maps to version numbers."""
 
     organization: str
     name: str
@@ -38,23 +38,23 @@ class RegisteredModel:
 
 
 def emit_model(writer: Connection, type: str, model: ModelKey, facts: Mapping[str, Any] | None = None) -> int:
-    """An event of a model; it names the organization, because names alone are not unique."""
+    """Emit a model event that names the organization, because names alone are not unique."""
     return emit(writer, "models", type, model.name, {**model.row, **(facts or {})})
 
 
 def lock_registry(writer: Connection) -> None:
-    """One change of the registry at a time, until the transaction ends.
+    """Serialize changes of the registry until the transaction ends.
 
-    Two promotions that both read "nothing is in production" would both be right. SQLite has one writer anyway; on
-    PostgreSQL it is the lock of the outbox, taken early: every change ends in an event, and a second lock could be taken in
-    another order by a transaction that has already emitted.
+    Otherwise two promotions could both read "nothing is in production". SQLite has only one writer anyway; on PostgreSQL it
+    is the outbox lock, taken early: every change ends in an event, and a separate lock could deadlock with a transaction
+    that has already emitted one.
     """
     if writer.dialect.name == "postgresql":
         writer.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": POSTGRES_OUTBOX_LOCK})
 
 
 def lock_model(writer: Connection, model: ModelKey) -> Mapping[str, Any]:
-    """The row of a model that nobody else changes from here on."""
+    """Return a model's row, locked against other writers until the transaction ends."""
     lock_registry(writer)
     return model_row(writer, model)
 
@@ -68,11 +68,11 @@ def model_row(reader: Connection, model: ModelKey) -> Mapping[str, Any]:
 
 
 def insert_model(writer: Connection, model: ModelKey, description: str = "") -> bool:
-    """Make a model; false where the organization has one of that name."""
+    """Insert a model; False if the organization has one of that name."""
     now = now_ms()
     row = {**model.row, "creation_time": now, "last_update_time": now}
     made = insert_into(writer, models).values(**row, description=description, last_version=last_number(writer, model))
-    # Not `rowcount`, which SQLAlchemy does not tell for every INSERT on PostgreSQL.
+    # Not `rowcount`, which SQLAlchemy does not report for every INSERT on PostgreSQL.
     if writer.execute(made.on_conflict_do_nothing().returning(models.c.name)).first() is None:
         return False
     emit_model(writer, "model.created", model)
@@ -80,14 +80,14 @@ def insert_model(writer: Connection, model: ModelKey, description: str = "") -> 
 
 
 def ensure_model(writer: Connection, model: ModelKey) -> None:
-    """The model, made when it is missing."""
+    """Create the model if it is missing."""
     checked_model_name(model.name)
     lock_registry(writer)
     insert_model(writer, model)
 
 
 def last_number(reader: Connection, model: ModelKey) -> int:
-    """The newest number that an earlier model of this name gave out."""
+    """Return the highest version number used by an earlier model of this name."""
     left = select(events.c.payload).where(
         events.c.type.in_(RETIRING_EVENTS),
         events.c.key == model.name,
@@ -102,13 +102,13 @@ def touch_model(writer: Connection, model: ModelKey) -> None:
 
 
 def check_not_served(reader: Connection, model: ModelKey, number: int | None = None, *, action: str) -> None:
-    """Raises while a model (or one of its versions) is served, or is about to be."""
+    """Raise if a model, or one of its versions, is served or about to be."""
     live = select(deployments.c.version).where(model.row_filter(deployments), deployments.c.status.in_(LIVE_STATUSES))
     found = {row.version for row in reader.execute(live)}
     promoted = find_version(reader, model.row_filter(versions), versions.c.stage == "production")
     if promoted is not None and promoted.servable:
         found.add(promoted.version)
-    remedy = f"`hanzo-ml model undeploy {printable(model.name)}` ends that, or wait for it, before it is {action}"
+    remedy = f"run `hanzo-ml model undeploy {printable(model.name)}` and wait until it ends, before it is {action}"
     if number is not None and number in found:
         raise conflict(f"{model.name} version {number} is served: {remedy}")
     if number is None and found:
@@ -116,9 +116,9 @@ def check_not_served(reader: Connection, model: ModelKey, number: int | None = N
 
 
 def find_copies(reader: Connection, model: ModelKey) -> list[ModelVersion]:
-    """The versions of any model of the organization whose source is a version of this one."""
+    """Return the organization's versions whose source is a version of this model."""
     beginning = f"models:/{model.name}/"
-    source = func.substr(versions.c.source, 1, len(beginning)) == beginning  # LIKE takes `m` for `M` on SQLite
+    source = func.substr(versions.c.source, 1, len(beginning)) == beginning  # LIKE is case-insensitive on SQLite
     return read_versions(reader, select(versions).where(versions.c.organization == model.organization, source))
 
 
@@ -128,7 +128,7 @@ def repoint_copy(writer: Connection, copy: ModelVersion, source: str) -> None:
 
 
 def read_models(reader: Connection, organization: str, rows: Sequence[Mapping[str, Any]]) -> list[RegisteredModel]:
-    """Models of one organization with their tags, their aliases and the newest version of each stage."""
+    """Return one organization's models with tags, aliases and the newest version per stage."""
     names = [row["name"] for row in rows]
 
     def owned_rows(table: Table) -> ColumnElement[bool]:

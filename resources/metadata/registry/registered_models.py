@@ -1,7 +1,7 @@
-"""Registered models: the names under which versions are kept, with their tags and aliases.
+"""Registered models: the names of groups of versions, with tags and aliases.
 
-A name's numbers are given out once, ever: exports and deployments are addressed by them. Deleting or renaming a model
-leaves its last number in an event, and whoever takes the name later goes on counting from there.
+A version number is never reused within a name, because exports and deployments are addressed by it. Deleting or renaming a
+model records its last number in an event, and a later model of that name continues from there.
 """
 
 from collections.abc import Mapping
@@ -78,10 +78,10 @@ class RegisteredModels:
             return self.get(model, connection=writer)
 
     def rename(self, model: ModelKey, new_name: str) -> RegisteredModel:
-        """Give a model another name, and everything that says its name with it. Its own name is no other, as in MLflow.
+        """Rename a model and all references to it; no-op for the same name.
 
         Raises:
-            HanzoError: the new name is taken; the model is served, and its name is the address that clients call.
+            HanzoError: the new name is in use; or the model is served, and clients call it by its name.
         """
         checked_model_name(new_name, "new_name")
         renamed = ModelKey(model.organization, new_name)
@@ -104,7 +104,7 @@ class RegisteredModels:
             return self.get(renamed, connection=writer)
 
     def delete(self, model: ModelKey) -> None:
-        """Delete a model with its versions. What was copied from them keeps its files. Raises while it is served."""
+        """Delete a model and its versions; copies keep their files. Raises while served."""
         with writing(self._database, None) as writer:
             row = lock_model(writer, model)
             check_not_served(writer, model, action="deleted")
@@ -126,7 +126,7 @@ class RegisteredModels:
             emit_model(writer, "model.tag_set", model, {"key": key})
 
     def delete_tag(self, model: ModelKey, key: str) -> None:
-        """A tag that is not there is no error, as in MLflow."""
+        """Delete a tag; a missing tag is no error, as in MLflow."""
         check_key(key, "key", "key")
         with writing(self._database, None) as writer:
             lock_model(writer, model)
@@ -134,7 +134,7 @@ class RegisteredModels:
                 emit_model(writer, "model.tag_deleted", model, {"key": key})
 
     def set_alias(self, model: ModelKey, alias: str, number: int) -> None:
-        """Point an alias at a version, away from the one that it pointed at.
+        """Point an alias at a version, replacing its previous target.
 
         Raises:
             HanzoError: there is no such model or version, or it is quarantined.
@@ -153,7 +153,7 @@ class RegisteredModels:
             emit_model(writer, "model.alias_set", model, {"alias": alias, "version": number})
 
     def delete_alias(self, model: ModelKey, alias: str) -> None:
-        """An alias that is not there is no error, as in MLflow."""
+        """Delete an alias; a missing alias is no error, as in MLflow."""
         checked_alias(alias)
         with writing(self._database, None) as writer:
             lock_model(writer, model)

@@ -18,7 +18,7 @@ from resources.metadata.tables import model_versions as versions
 from resources.metadata.tables import registered_model_tags as model_tags
 from resources.metadata.tables import registered_models as models
 
-# What `/v1/models` lists, a page at a time: an organization's models by name, and a model's versions, newest first.
+# Pages of `/v1/models`: an organization's models by name, and a model's versions, newest first.
 
 MAX_PAGE = 1000
 
@@ -26,7 +26,7 @@ MAX_PAGE = 1000
 def page_models(
     database: Database, organization: str, *, limit: int = MAX_PAGE, page_token: str | None = None
 ) -> tuple[list[dict[str, Any]], str | None]:
-    """Models with their tags, and where the next page begins."""
+    """Return models with their tags, and the token of the next page."""
     order = Keyset([SortKey(models.c.name, True, str)], ("models", organization))
     query = select(models).where(models.c.organization == organization)
     with database.read() as connection:
@@ -43,7 +43,7 @@ def page_models(
 def page_versions(
     database: Database, model: ModelKey, *, limit: int = MAX_PAGE, page_token: str | None = None
 ) -> tuple[list[ModelVersion], str | None]:
-    """Versions of a model, and where the next page begins. Raises HanzoError when there is no such model."""
+    """Return a model's versions and the next page's token. Raises without such a model."""
     order = Keyset([SortKey(versions.c.version, False, int)], ("versions", model.organization, model.name))
     query = select(versions).where(model.row_filter(versions))
     if position := order.position(page_token):
@@ -54,12 +54,12 @@ def page_versions(
     return found[:limit], order.next_token([(version.version,) for version in found], limit)
 
 
-# Finding models and versions: MLflow's filters and orders over both, page by page.
+# Search models and versions with MLflow's filters and orders, page by page.
 #
-# Prompts are models with a tag. A search finds them only where its filter asks for them, as in MLflow.
+# Prompts are models with a tag. As in MLflow, a search returns them only if its filter names that tag.
 
 CHUNK = 500
-"""Models or versions that are read by one query: SQLite takes at most 32,766 variables."""
+"""Models or versions read by one query: SQLite allows at most 32,766 variables."""
 
 _ENTITIES = {**dict.fromkeys(("tag", "tags"), "tag"), "attribute": "attribute"}
 MODEL_GRAMMAR = Grammar(
@@ -103,7 +103,7 @@ class VersionPage:
 
 
 class RegistrySearch:
-    """Reads the registry of one organization."""
+    """Searches the registry of one organization."""
 
     def __init__(self, database: Database, organization: str) -> None:
         self._database = database
@@ -112,7 +112,7 @@ class RegistrySearch:
     def models(
         self, conditions: Sequence[Condition], orders: Sequence[Order], limit: int, page_token: str | None
     ) -> ModelPage:
-        """Models by name unless `orders` say otherwise."""
+        """Return models, by default ordered by name."""
         query: Select[Any] = select(models).where(models.c.organization == self._organization)
         keyset = Keyset(_keys(models, orders, [Order("attribute", "name", True)]), scope=("models", *orders))
         with self._database.read() as reader:
@@ -128,7 +128,7 @@ class RegistrySearch:
     def versions(
         self, conditions: Sequence[Condition], orders: Sequence[Order], limit: int, page_token: str | None
     ) -> VersionPage:
-        """Versions, those that changed last first unless `orders` say otherwise."""
+        """Return versions, by default the most recently changed first."""
         own = versions.c.organization == self._organization
         query: Select[Any] = select(versions.c.name, versions.c.version).where(own)
         first = orders or [Order("attribute", "updated_at", False)]
@@ -183,7 +183,10 @@ def _filtered(
 
 
 def asks_for_prompts(conditions: Sequence[Condition]) -> bool:
-    """Whether a filter wants prompts: a model that is none has no such tag, so `!= 'true'` must find it all the same."""
+    """Return whether a filter selects prompts.
+
+    A model has no such tag, but `!= 'true'` must match it.
+    """
     for condition in conditions:
         if condition.entity == "tag" and condition.key == PROMPT_TAG:
             wanted = {"=": "true", "!=": "false"}.get(condition.operator)

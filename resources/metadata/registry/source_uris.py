@@ -15,9 +15,9 @@ from resources.metadata.registry.model_versions import ModelVersion, find_versio
 from resources.metadata.tables import logged_models, runs
 from resources.metadata.tables import model_versions as versions
 
-# The forms that a version's source may have, by its words alone: nothing is looked up here.
+# The syntax of a version's source; nothing is looked up here.
 #
-# Which of them a client may name for a version, and whether anything lies there, is `model_version_sources`.
+# Which sources a client may name, and whether files exist there, is checked by `model_version_sources`.
 
 LOGGED_MODEL_PATTERN = re.compile(r"m-[\w\-]+")
 FORBIDDEN_CHARACTERS = re.compile(r"[\x00-\x1f\x7f\\#?%\ufffd]")
@@ -25,7 +25,7 @@ HOST_SCHEMES = ("http", "https", "ftp", "sftp", PROXY_SCHEME)
 
 
 def parse_source(source: str) -> tuple[str, list[str]]:
-    """Scheme and path of a source without a host. Raises for every form that is refused."""
+    """Return scheme and path of a source without a host. Raises for every refused form."""
     scheme, colon, rest = source.partition(":")
     foreign = rest.startswith("//") and scheme.lower() in HOST_SCHEMES
     if not colon or scheme.lower() == "file" or not re.fullmatch(r"[A-Za-z][\w+.\-]+", scheme):
@@ -63,7 +63,7 @@ def unquote_fully(text: str) -> str:
 
 
 def find_named_owner(source: str) -> dict[str, str]:
-    """The run or the logged model that a source names itself, where the request has no words for them."""
+    """Return the owner named in a source, for requests that do not name it."""
     scheme, parts = parse_source(source)
     if scheme == "runs":
         return {"run_id": parts[0]}
@@ -78,7 +78,7 @@ def find_named_owner(source: str) -> dict[str, str]:
 
 
 def is_own_store_uri(uri: str) -> bool:
-    """Whether a URI is one of this server's store, as the asset graph writes them."""
+    """Return whether a URI is in this server's store, as the asset graph writes it."""
     return uri.startswith(tuple(f"s3://{bucket}/" for bucket in uris.BUCKETS))
 
 
@@ -86,13 +86,13 @@ def source_error(source: str, detail: str) -> HanzoError:
     return invalid(f"Invalid model version source: '{printable(source)}'. {detail}")
 
 
-# The logged model that `runs:/RUN/NAME` means: MLflow 3 keeps what `log_model(name=...)` logs by itself, not in the run.
+# The logged model that `runs:/RUN/NAME` refers to: MLflow 3 stores the files of `log_model(name=...)` outside the run.
 #
-# Its client looks for the files where they are: in the run, and in the newest model of that name that the run made.
+# Its client searches both: the run, and the newest model of that name that the run created.
 
 
 def find_logged_model(connection: Connection, store: Store, run_id: str, path: list[str]) -> str | None:
-    """The id of the model of a run that is called as a path begins, where it has files at the rest of it."""
+    """Find the run's model named by the path's start, with files at the rest."""
     if not path:
         return None
     query = (
@@ -110,7 +110,7 @@ def find_logged_model(connection: Connection, store: Store, run_id: str, path: l
     model = connection.execute(query).first()
     if model is None:
         return None
-    is_elsewhere = not is_proxied(model.artifact_uri)  # only clients look where others are
+    is_elsewhere = not is_proxied(model.artifact_uri)  # only clients can read other locations
     place = uris.run_artifacts(model.id, *path[1:])
     return str(model.id) if is_elsewhere or has_files(store, place) else None
 
@@ -123,17 +123,17 @@ def has_files(store: Store, uri: str) -> bool:
 
 
 MAX_DEPTH = 20
-"""Versions made of versions: one names an older one each time, so a chain ends; this bounds what a read may cost."""
+"""Maximum length of a chain of copies. A version's source is always older, so chains end; this bounds the cost of a read."""
 
 
 def download_uri(connection: Connection, version: ModelVersion) -> str:
-    """The URI at which an MLflow client downloads a version's files through this server."""
+    """Return the URI at which MLflow clients download a version's files through this server."""
     for _ in range(MAX_DEPTH):
         scheme, _, rest = version.source.partition(":/")
         if is_own_store_uri(version.source):
             return proxied_uri(f"{MODELS_PART}/{version.name}/{version.version}")
         if scheme == "runs" and version.model_id and (root := logged_model_uri(connection, version.model_id)):
-            # Which one the name in the run meant: another of that name may have been logged since.
+            # Use the model id: another model of that name may have been logged since.
             return "/".join([root, *rest.rstrip("/").split("/")[2:]])
         if scheme != "models":
             return version.source
@@ -144,7 +144,7 @@ def download_uri(connection: Connection, version: ModelVersion) -> str:
             connection, ModelKey(version.organization, name).row_filter(versions), versions.c.version == int(number)
         )
         if original is None:
-            raise conflict(f"{version.reference} was made of {name} version {number}, which is gone: register it again")
+            raise conflict(f"{version.reference} is a copy of {name} version {number}, which was deleted: register it again")
         version = original
     raise conflict(f"{version.reference} is a copy of a copy, more than {MAX_DEPTH} deep: register its files again")
 

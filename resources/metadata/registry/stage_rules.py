@@ -1,8 +1,7 @@
-"""The stages of a version, and the rules of moving between them (rows O3, O4, O7, Z5).
+"""The stages of a version, and the rules for moving between them.
 
-none, staging, production and archived are the specification's; `canary` is optional between staging and production and
-carries the share of the traffic that it is meant to get, as tags, so that MLflow's clients see them too.
-Pure: what a move does to the tables is `registry`.
+none, staging, production and archived are the specification's; `canary` is optional between staging and production. Its
+intended share of traffic is stored in tags, so that MLflow's clients see it too. Pure: moves are stored by `registry`.
 """
 
 from resources.errors import ErrorCode, HanzoError, conflict, invalid
@@ -13,7 +12,7 @@ from resources.metadata.registry.model_versions import ModelVersion
 STAGES = ("none", "staging", "canary", "production", "archived")
 ACTIVE_STAGES = ("staging", "canary", "production")
 CANARY_TRAFFIC_PERCENT = 10
-"""Percent of the traffic, where nobody says more."""
+"""Default share of the traffic in percent."""
 
 
 def check_stage(stage: str) -> None:
@@ -22,7 +21,7 @@ def check_stage(stage: str) -> None:
 
 
 def check_move(version: ModelVersion, stage: str, *, force: bool, is_admin: bool) -> None:
-    """Whether a version may go to a stage.
+    """Check that a version may move to a stage.
 
     Raises:
         HanzoError: the version is quarantined (unless an admin forces it) or not exported yet.
@@ -36,18 +35,18 @@ def check_move(version: ModelVersion, stage: str, *, force: bool, is_admin: bool
         if version.export_failure:
             raise conflict(
                 f"{version.reference} has no export to serve, because its export failed: {version.export_failure}. "
-                "Run the export again once that is mended: materialize merged and gguf of its run in Dagster"
+                "Fix the cause and run the export again: materialize merged and gguf of its run in Dagster"
             )
         raise conflict(f"{version.reference} has no export to serve yet: wait until its export has run")
 
 
 def check_replaceable(version: ModelVersion, serving: Deployment | None) -> None:
-    """Whether a version without a file to serve may take the place of what is deployed under its name.
+    """Check that a version without a servable file may replace the deployed version.
 
-    A version that a client registers is promotable without one, as in MLflow, as long as nothing serves the name.
+    As in MLflow, a version that a client registered can be promoted without one, as long as the name is not served.
 
     Raises:
-        HanzoError: a version of the name is deployed, and would be taken from its users.
+        HanzoError: a version of the name is deployed, and its users would lose it.
     """
     if serving is not None:
         raise conflict(
@@ -57,17 +56,17 @@ def check_replaceable(version: ModelVersion, serving: Deployment | None) -> None
 
 
 def check_usable(version: ModelVersion) -> None:
-    """Whether a version may be given a name that loaders ask for, or be copied.
+    """Check that a version may get an alias or be copied.
 
     Raises:
-        HanzoError: it is quarantined, and no admin has moved it to a stage where it is used.
+        HanzoError: it is quarantined, and no admin has moved it to an active stage.
     """
     if version.status == "quarantined" and version.stage not in ACTIVE_STAGES:
         raise conflict(f"{version.reference} is quarantined: {version.reason}. An admin may move it to staging with --force")
 
 
 def stage_tags(stage: str, traffic_percent: int | None) -> dict[str, str]:
-    """The tags that say what a stage of MLflow's cannot."""
+    """Return the tags for information that MLflow's stages cannot express."""
     if stage != "canary":
         if traffic_percent is not None:
             raise invalid(f"traffic_percent belongs to the stage canary, not to '{stage}'")

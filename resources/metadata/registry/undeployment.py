@@ -1,4 +1,4 @@
-"""Taking a model out of service: what is in production is archived, kept for rollback, and the engine is told (row O5)."""
+"""Undeploy a model: archive its production version for rollback, and withdraw its deployments."""
 
 from resources.errors import not_found
 from resources.metadata.database import Database
@@ -11,10 +11,10 @@ from resources.metadata.registry.version_lifecycle import Registry
 
 
 def undeploy(database: Database, model: ModelKey, *, user: str) -> list[Deployment]:
-    """End the serving of a model. Returns the deployments that are being withdrawn; asked again meanwhile, the same ones.
+    """Stop serving a model. Returns the deployments being withdrawn (idempotent).
 
     Raises:
-        HanzoError: there is no such model, or nothing of it is in production or served.
+            HanzoError: there is no such model, or no version of it is in production or served.
     """
     registry = Registry(database)
     with database.write() as connection:
@@ -22,7 +22,7 @@ def undeploy(database: Database, model: ModelKey, *, user: str) -> list[Deployme
         promoted = registry.in_production(model, connection)
         if promoted is not None:
             registry.promote(model, promoted.version, "archived", user=user, connection=connection)
-        # What the engine serves may be older than what is in production, or in production no more.
+        # The served version may be older than the one in production, or no longer in production.
         deployments.withdraw_model(connection, model)
         found = list(deployments.list_withdrawing(connection, model))
         if promoted is None and not found:

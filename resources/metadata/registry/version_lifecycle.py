@@ -1,7 +1,7 @@
-"""The registry: how versions come to be and move between stages. Pointers and checksums, never weights (rows O1-O9).
+"""The registry: create versions and move them between stages. Stores pointers and checksums, never weights.
 
-At most one version of a name is in production at any moment; promoting archives the one before it in the same
-transaction. What is really served is the deployments' record. Models, tags and aliases are `registered_models`.
+At most one version of a name is in production at any moment; promoting archives the previous one in the same transaction.
+`deployments` records what is actually served, `registered_models` models, tags and aliases.
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,12 +55,12 @@ __all__ = ["STAGES", "ClientVersion", "ModelVersion", "Registration", "Registry"
 
 
 AWAITING_STATUSES = ("pending", "failed")
-"""Of a version that passed its gate and has no export yet: none has ended, or the last one failed."""
+"""Statuses of a version that passed its gate and has no export: not attempted yet, or the last one failed."""
 
 
 @dataclass(frozen=True)
 class SourceDescription:
-    """What is known of files that a client points at; the rest is empty."""
+    """Known properties of files that a client refers to; unknown ones are empty."""
 
     architecture: str = ""
     base_model: str = ""
@@ -72,7 +72,7 @@ class SourceDescription:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientVersion(SourceDescription):
-    """A version that a client registers: files that lie somewhere already. Its source is checked before it gets here."""
+    """A version that a client registers, with existing files and an already checked source."""
 
     source: str
     created_by: str
@@ -85,7 +85,7 @@ class ClientVersion(SourceDescription):
 
 
 def next_version(connection: Connection, model: ModelKey) -> int:
-    """The next number of a model, given out once: it is rolled back with its version, and never used again after one."""
+    """Return a model's next version number; never reused, but rolled back with its version."""
     number = update(models).where(model.row_filter(models)).values(last_version=models.c.last_version + 1)
     return int(connection.execute(number.returning(models.c.last_version)).scalar_one())
 
@@ -95,7 +95,7 @@ class Registry:
         self._database = database
 
     def ensure_model(self, connection: Connection, model: ModelKey) -> None:
-        """The registered model of that name, made when it is missing."""
+        """Create the registered model if it is missing."""
         ensure_model(connection, model)
 
     def register(
@@ -108,7 +108,10 @@ class Registry:
         stage: str = "staging",
         quarantine: str | None = None,
     ) -> ModelVersion:
-        """The version of a run in a stage, or quarantined with the reason. A run has one version per name, ever."""
+        """Register a run's version, in a stage or quarantined with the reason.
+
+        A run has at most one version per name, so registering again returns it.
+        """
         tags = checked_version_tags(registration.tags)
         self.ensure_model(connection, model)
         known = self.find_by_run(model, registration.run_id, connection)
@@ -124,7 +127,10 @@ class Registry:
         return self._insert(connection, model, values, tags)
 
     def create(self, model: ModelKey, pointer: ClientVersion, *, connection: Connection | None = None) -> ModelVersion:
-        """The next version of a model, as a client points at it: ready at once. A run may have as many as it likes."""
+        """Create the next version of a model from a client's files; ready at once.
+
+        A run may have any number of these.
+        """
         tags = checked_version_tags(pointer.tags)
         checked_description(pointer.description)
         checked_text(pointer.run_link, "run_link")
@@ -137,17 +143,17 @@ class Registry:
             return self._insert(writer, model, {**values, "artifacts": files, "stage": "none", "status": "ready"}, tags)
 
     def add_artifacts(self, connection: Connection, version: ModelVersion, artifacts: Mapping[str, Artifact]) -> None:
-        """Exports of a version; one that waited for its export, or whose export failed before, is ready from then on.
+        """Add exports to a version; if it was awaiting its export, it becomes ready.
 
         Raises:
-            HanzoError: 409 where the version has other bytes in one of these formats: what is registered never changes.
+            HanzoError: 409 if the version has other content in one of these formats: registered files never change.
         """
         for format, artifact in artifacts.items():
             if (
                 format in version.artifacts
                 and version.artifacts[format].get("checksum") != artifact_row(artifact)["checksum"]
             ):
-                raise conflict(f"{version.reference} has a {format} already, and other bytes: add it as another format")
+                raise conflict(f"{version.reference} already has a {format} with other content: add it as another format")
         stored = dict(version.artifacts) | {format: artifact_row(artifact) for format, artifact in artifacts.items()}
         status = "ready" if version.status in AWAITING_STATUSES else version.status
         if stored == dict(version.artifacts) and status == version.status:
@@ -156,21 +162,21 @@ class Registry:
         emit_model(connection, "model.exported", version.model, {"version": version.version, "formats": sorted(stored)})
 
     def begin_export(self, connection: Connection, version: ModelVersion) -> None:
-        """An export begins: that one before it failed is no news any more."""
+        """Clear the failure of the previous export, because a new one begins."""
         status = "pending" if version.status == "failed" else version.status
         reason = version.gate_reason
         if (status, reason) != (version.status, version.reason):
             self._change(connection, version, status=status, reason=reason)
 
     def fail_export(self, connection: Connection, version: ModelVersion, reason: str) -> None:
-        """Record why a version has nothing to serve. One that has, by another export, stays as it is."""
+        """Record why a version has nothing to serve; no change if another export succeeded."""
         current = self.get(version.model, version.version, connection)
         if not current.is_awaiting_export:
             return
         message = " ".join(reason.split())
         if current.status in AWAITING_STATUSES:
             self._change(connection, current, status="failed", reason=message)
-        elif current.status == "quarantined":  # which it stays, until an admin promotes it
+        elif current.status == "quarantined":  # keep the status until an admin promotes it
             self._change(connection, current, reason=f"{current.gate_reason}{EXPORT_FAILED}{message}")
 
     def promote(
@@ -186,15 +192,15 @@ class Registry:
         archive: Sequence[str] = (),
         connection: Connection | None = None,
     ) -> ModelVersion:
-        """Move a version to a stage (row O3); into production, the one that was there is archived with it (row O4).
+        """Move a version to a stage; a move into production archives the previous version.
 
-        One that leaves production without a successor is not served any more (`deployments.withdraw_model`).
+        A version that leaves production without a successor is no longer served (`deployments.withdraw_model`).
 
-        `archive` names further stages whose other versions are archived too. The event says whether there is anything to
-        serve: a client may put a mere pointer into production, as in MLflow, and nothing is to be deployed then.
+        `archive` names further stages whose other versions are archived too. The event states whether the version is
+        servable: a client may promote one without files, as in MLflow, which is then not deployed.
 
         Raises:
-            HanzoError: unknown stage; the version is quarantined (unless an admin forces it) or not exported yet.
+            HanzoError: the stage is unknown; the version is quarantined (unless an admin forces it) or not exported yet.
         """
         check_stage(stage)
         tags = stage_tags(stage, traffic_percent)
@@ -230,7 +236,7 @@ class Registry:
             return self.get(model, number, writer)
 
     def restore(self, connection: Connection, failed: ModelVersion, previous: int | None, reason: str) -> None:
-        """A promotion that could not be served: back to `staging`, and the version before it back to production."""
+        """Undo a failed promotion: back to staging, and the previous version to production."""
         if self.get(failed.model, failed.version, connection).stage != "production":
             return
         now = now_ms()
@@ -253,28 +259,28 @@ class Registry:
         return find_version(connection, model.row_filter(versions), versions.c.version == number)
 
     def read(self, model: ModelKey, number: int) -> ModelVersion:
-        """`get` in a transaction of its own."""
+        """Call `get` in a transaction of its own."""
         with self._database.read() as connection:
             return self.get(model, number, connection)
 
     def find_by_label(self, model: ModelKey, label: str, connection: Connection) -> ModelVersion | None:
-        """The version that its registrar gave this number of their own."""
+        """Return the version with this caller-chosen number, or None."""
         named = select(version_tags.c.version).where(
             model.row_filter(version_tags), version_tags.c.key == LABEL_TAG, version_tags.c.value == label
         )
         return find_version(connection, model.row_filter(versions), versions.c.version.in_(named))
 
     def find_by_run(self, model: ModelKey, run_id: str, connection: Connection) -> ModelVersion | None:
-        """The one version of a run that `register` made."""
+        """Return the only version of a run that `register` created, or None."""
         return find_version(connection, model.row_filter(versions), versions.c.sole_run_id == run_id)
 
     def list_by_run(self, organization: str, run_id: str, connection: Connection) -> list[ModelVersion]:
-        """What `register` made of a run, under whatever name it is now."""
+        """Return the versions that `register` created from a run, under any current model name."""
         row_conditions = (versions.c.organization == organization, versions.c.sole_run_id == run_id)
         return read_versions(connection, select(versions).where(*row_conditions).order_by(NEWEST_FIRST))
 
     def find_by_training(self, model: ModelKey, run_id: str, connection: Connection) -> ModelVersion | None:
-        """The version that a training run became as this model, or under the name that the model was given since."""
+        """Return a training run's version, even if the model was renamed since."""
         return self.find_by_run(model, run_id, connection) or next(
             iter(self.list_by_run(model.organization, run_id, connection)), None
         )
@@ -283,16 +289,19 @@ class Registry:
         return find_version(connection, model.row_filter(versions), versions.c.stage == "production")
 
     def last_accepted(self, model: ModelKey, connection: Connection) -> ModelVersion | None:
-        """The newest version that passed its gate, exported by now or not: what a new one is compared with (row M3)."""
+        """Return the newest version that passed its gate: the baseline for new ones."""
         passed = versions.c.status.in_((*AWAITING_STATUSES, "ready")) & versions.c.sole_run_id.is_not(None)
         found = read_versions(connection, select(versions).where(model.row_filter(versions), passed).order_by(NEWEST_FIRST))
-        return next((version for version in found if version.own_artifacts), None)  # nothing ever evaluated a mere pointer
+        return next((version for version in found if version.own_artifacts), None)  # clients' versions were never evaluated
 
     def _label(self, writer: Connection, model: ModelKey, following: int, label: str) -> dict[str, str]:
-        """A caller's own number as a tag; a whole number is one of ours, and must be the one that comes next."""
+        """Return a caller-chosen version number as a tag.
+
+        A whole number must be the next version number, and needs no tag.
+        """
         if label.isdecimal():
             if int(label) != following:
-                raise conflict(f"version {label} is not the next one: leave it out, or give {following}")
+                raise conflict(f"version {label} is not the next version number: omit it, or use {following}")
             return {}
         if self.find_by_label(model, label, writer) is not None:
             raise already_exists(f"model '{model.name}' has a version '{printable(label)}' already: register another one")

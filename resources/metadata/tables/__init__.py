@@ -1,4 +1,7 @@
-"""Every table of the metadata database. Times are integers, milliseconds since 1970 UTC, as in MLflow's API."""
+"""All tables of the metadata database.
+
+Times are integers, milliseconds since 1970 UTC, as in MLflow's API.
+"""
 
 from resources.metadata.tables.base import SEQUENCE, schema
 from resources.metadata.tables.cluster import cluster_jobs, gpu_usage, job_attempts, program_tokens

@@ -1,7 +1,7 @@
-"""What every table is declared with."""
+"""Schema object and sequence type that all tables share."""
 
 from sqlalchemy import BigInteger, Integer, MetaData
 
 schema = MetaData()
 SEQUENCE = BigInteger().with_variant(Integer, "sqlite")
-"""SQLite gives out numbers by itself only for a column that is declared exactly INTEGER."""
+"""SQLite generates numbers only for columns declared exactly as INTEGER."""

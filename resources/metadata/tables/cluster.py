@@ -1,4 +1,4 @@
-"""Tables of jobs on a cluster, their attempts, the tokens of their pods, and the GPUs that attempts hold."""
+"""Tables of cluster jobs, their attempts, pod tokens, and GPU usage."""
 
 from sqlalchemy import JSON, BigInteger, Boolean, Column, Index, Integer, String, Table, Text
 
@@ -47,7 +47,7 @@ job_attempts = Table(
 program_tokens = Table(
     "program_tokens",
     schema,
-    Column("sha256", String(64), primary_key=True, doc="of the token: it is known to the program's pods alone"),
+    Column("sha256", String(64), primary_key=True, doc="of the token, which only the program's pods know"),
     Column("job_id", String(256), nullable=False),
     Column("program", String(20), nullable=False),
     Column("expires_at", BigInteger, nullable=False),

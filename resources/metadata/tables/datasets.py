@@ -4,14 +4,14 @@ from sqlalchemy import JSON, BigInteger, Boolean, Column, ForeignKey, Index, Int
 
 from resources.metadata.tables.base import SEQUENCE, schema
 
-# Dataset versions, and which objects of the store they and what is on its way to become one hold.
+# Dataset versions, and the objects in the store held by them and by versions in progress.
 
 datasets = Table(
     "datasets",
     schema,
     Column("organization", String(250), primary_key=True),
     Column("name", String(250), primary_key=True),
-    Column("last_version", Integer, nullable=False, doc="also when that one is deleted: no number is given twice"),
+    Column("last_version", Integer, nullable=False, doc="kept when that version is deleted: numbers are never reused"),
 )
 
 dataset_versions = Table(
@@ -45,19 +45,19 @@ dataset_problems = Table(
     Column("problem", Text, nullable=False),
     Column("told_at", BigInteger, nullable=False),
 )
-"""Why a version could not be checked or split when that was last tried; no row where it could."""
+"""Why the last attempt to check or split a version failed; no row if it succeeded."""
 
 dataset_holders = Table(
     "dataset_holders",
     schema,
-    # The id of the version, which may not be there yet, or not any more.
+    # The id of the version, which may not exist yet, or not any more.
     Column("id", String(36), primary_key=True),
     Column("organization", String(250), nullable=False),
-    Column("place", Text, nullable=False, doc="below it lies what is the holder's alone; empty while that is nothing"),
+    Column("place", Text, nullable=False, doc="prefix of objects that only this holder uses; empty without any"),
     Column("updated_at", BigInteger, nullable=False),
     Index("dataset_holders_by_age", "organization", "updated_at"),
 )
-"""Whoever holds chunks. One that is no version, and was not seen for a day, is dead, and what it holds is garbage."""
+"""Holders of chunks. One that is not a version and was not updated for a day is dead, and its chunks are garbage."""
 
 chunk_claims = Table(
     "chunk_claims",
@@ -70,7 +70,7 @@ chunk_claims = Table(
 """A chunk is removed with its last claim."""
 
 
-# What was found of dataset versions, and whether they passed their checks.
+# Statistics of dataset versions, and the verdicts of their checks.
 
 dataset_validations = Table(
     "dataset_validations",
@@ -101,17 +101,17 @@ artifacts = Table(
 artifact_files = Table(
     "artifact_files",
     schema,
-    # An object may have several rows while it is replaced: what lies there is one of them (`artifact_files.py` says why).
+    # An object may have several rows while it is overwritten: its content matches one of them (see `file_hashes.py`).
     Column("id", SEQUENCE, primary_key=True, autoincrement=True),
     Column("uri", Text, nullable=False),
     Column("sha256", String(64), nullable=False),
     Column("size_bytes", BigInteger, nullable=False),
-    Column("stored", Boolean, nullable=False, doc="whether the object store said that it has these bytes"),
+    Column("stored", Boolean, nullable=False, doc="whether the object store has committed these bytes"),
     Column("recorded_at", BigInteger, nullable=False),
-    Column("found_sha256", String(64), doc="what was read there instead, since somebody was told"),
+    Column("found_sha256", String(64), doc="hash of corrupt content that was read and reported"),
     Index("artifact_files_by_uri", "uri"),
 )
-"""Files that were uploaded. What the asset graph published has a manifest instead."""
+"""Uploaded files. Files published by the asset graph have a manifest instead."""
 
 lineage_edges = Table(
     "lineage_edges",

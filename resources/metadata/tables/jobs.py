@@ -4,36 +4,36 @@ from sqlalchemy import JSON, BigInteger, Column, Double, ForeignKey, Index, Inte
 
 from resources.metadata.tables.base import SEQUENCE, schema
 
-# Calls that are counted, on their way into the log.
+# Counts of calls that are not in the audit log yet.
 
 call_tallies = Table(
     "call_tallies",
     schema,
     Column("id", String(32), primary_key=True, doc="a hash of the call"),
     Column("call", Text, nullable=False, doc="resources.metadata.audit_log.AuditedCall as JSON"),
-    Column("number", BigInteger, nullable=False, doc="of its equals that are not in `events` yet"),
-    Column("taken_at", BigInteger, nullable=False, doc="when some were last put there; 0 before"),
+    Column("number", BigInteger, nullable=False, doc="equal calls that are not in `events` yet"),
+    Column("taken_at", BigInteger, nullable=False, doc="when they were last flushed; 0 before"),
     sqlite_with_rowid=False,
-    # As for `runs`: each logged metric moves a count.
+    # As for `runs`: each logged metric updates a count.
     postgresql_with={"fillfactor": 50},
 )
 
 
-# Readers of the events that keep their place here.
+# Positions of event readers that are stored here.
 
 event_positions = Table(
     "event_positions",
     schema,
     Column("reader", String(100), primary_key=True),
-    Column("seq", BigInteger, nullable=False, doc="of the last event that it is done with"),
+    Column("seq", BigInteger, nullable=False, doc="of the last event that it has processed"),
 )
 
 
 heartbeats = Table(
     "heartbeats",
     schema,
-    Column("name", String(100), primary_key=True, doc="of who works on what stands in this database"),
-    Column("beat_at", BigInteger, nullable=False, doc="when it was last heard"),
+    Column("name", String(100), primary_key=True, doc="of a component that works on data in this database"),
+    Column("beat_at", BigInteger, nullable=False, doc="time of its last heartbeat"),
 )
 
 
@@ -54,7 +54,7 @@ jobs = Table(
     Column("artifacts", JSON, nullable=False, doc="role -> recipes.storage.manifest.Artifact, once completed"),
     Column("evaluation", JSON, doc="report of the evaluation and verdict of the gate, once evaluated"),
     Index("jobs_by_status", "status", "submitted_at"),
-    # Both end as a page of jobs is ordered. Without the second, a page of one status would go through all of the first.
+    # Both end in the order of a page of jobs. Without the second, a page of one status would scan the whole first index.
     Index("jobs_by_organization", "organization", "submitted_at", "id"),
     Index("jobs_by_organization_and_status", "organization", "status", "submitted_at", "id"),
 )
@@ -62,7 +62,7 @@ jobs = Table(
 job_tokens = Table(
     "job_tokens",
     schema,
-    Column("sha256", String(64), primary_key=True, doc="of the token: it is known to the job's program alone"),
+    Column("sha256", String(64), primary_key=True, doc="of the token, which only the job's program knows"),
     Column("job_id", ForeignKey("jobs.id"), nullable=False),
     Column("expires_at", BigInteger, nullable=False),
     Index("job_tokens_by_job", "job_id"),
@@ -86,7 +86,7 @@ events = Table(
 )
 
 
-# Sweeps and their trials: all that there is to know of a search.
+# Sweeps and their trials: the complete state of a search.
 
 sweeps = Table(
     "sweeps",

@@ -1,4 +1,4 @@
-"""What runs read and made, as MLflow's clients log it: inputs and logged models."""
+"""Tables of MLflow's inputs and logged models: what runs read and created."""
 
 from sqlalchemy import (
     JSON,
@@ -31,7 +31,7 @@ inputs = Table(
     Column("profile", Text),
     UniqueConstraint("experiment_id", "name", "digest"),
 )
-"""What MLflow's client calls datasets: descriptions that a script logs. Dataset versions of ours are `dataset_versions`."""
+"""MLflow's datasets: descriptions that a script logs. Our dataset versions are in `dataset_versions`."""
 
 run_inputs = Table(
     "run_inputs",
@@ -39,7 +39,7 @@ run_inputs = Table(
     Column("run_id", ForeignKey("runs.id"), primary_key=True),
     Column("input_id", ForeignKey("inputs.id"), primary_key=True),
     Column("tags", JSON, nullable=False),
-    # A default, because a server of the day before goes on writing rows until it is replaced.
+    # The default is for servers of the previous release, which insert rows until they are replaced.
     Column("place", Integer, nullable=False, server_default=text("0"), doc="among the run's inputs, as they were logged"),
     Index("runs_by_input", "input_id"),
 )
@@ -95,7 +95,7 @@ run_models = Table(
     "run_models",
     schema,
     Column("run_id", ForeignKey("runs.id"), primary_key=True),
-    # No foreign key: as in MLflow, the model may be one that this server does not know, say of another tracking server.
+    # No foreign key: as in MLflow, the model may be unknown to this server, for example one of another tracking server.
     Column("model_id", String(256), primary_key=True),
     Column("direction", String(10), primary_key=True, doc="input | output"),
     Column("step", BigInteger, nullable=False),

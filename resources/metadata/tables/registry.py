@@ -1,4 +1,4 @@
-"""Registered models, their versions, and what is served. A name is its organization's own (`model_names`)."""
+"""Tables of registered models, versions and deployments. Names are unique per organization."""
 
 from sqlalchemy import (
     JSON,
@@ -17,7 +17,7 @@ from resources.metadata.tables.base import SEQUENCE, schema
 
 
 def model_foreign_key() -> ForeignKeyConstraint:
-    """What belongs to a model is renamed and deleted with it."""
+    """Return a key that renames and deletes a row with its model."""
     return ForeignKeyConstraint(
         ["organization", "name"],
         ["registered_models.organization", "registered_models.name"],
@@ -63,11 +63,11 @@ model_versions = Table(
     Column("organization", String(250), primary_key=True),
     Column("name", String(250), primary_key=True),
     Column("version", Integer, primary_key=True),
-    Column("stage", String(20), nullable=False, doc="none | staging | production | archived (row O1)"),
+    Column("stage", String(20), nullable=False, doc="none | staging | production | archived"),
     Column("status", String(20), nullable=False, doc="pending | ready | failed | quarantined"),
     Column("reason", Text, nullable=False, doc="why it is quarantined, or its export failed"),
     Column("run_id", String(256)),
-    Column("sole_run_id", String(256), doc="the run that it is the only version of; null where a run may have many"),
+    Column("sole_run_id", String(256), doc="the run of which it is the only version; null if a run may have many"),
     Column("model_id", String(256), doc="the logged model that it was made from"),
     Column("run_link", Text, nullable=False),
     Column("architecture", String(250), nullable=False),

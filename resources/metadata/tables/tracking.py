@@ -1,4 +1,4 @@
-"""Experiments, runs, and what runs log. Metrics are keyed by the number of their series."""
+"""Tables of experiments, runs, and what runs log. Metrics are keyed by series number."""
 
 from sqlalchemy import BigInteger, Boolean, Column, Double, ForeignKey, Index, String, Table, Text, UniqueConstraint, func
 
@@ -32,21 +32,21 @@ runs = Table(
     Column("id", String(256), primary_key=True),
     Column("experiment_id", ForeignKey("experiments.id"), nullable=False),
     Column("name", String(500), nullable=False),
-    Column("status", String(20), nullable=False, doc="queued | running | completed | failed | cancelled (row E1)"),
+    Column("status", String(20), nullable=False, doc="queued | running | completed | failed | cancelled"),
     Column("start_time", BigInteger),
     Column("end_time", BigInteger),
     Column("user_id", String(250), nullable=False),
     Column("organization", String(250), nullable=False),
     Column("artifact_uri", Text, nullable=False),
     Column("lifecycle_stage", String(20), nullable=False),
-    Column("revision", BigInteger, nullable=False, doc="moves with all that the run logs (`run_revisions`)"),
+    Column("revision", BigInteger, nullable=False, doc="incremented with everything that the run logs (`run_revisions`)"),
     Index("runs_by_experiment", "experiment_id", "start_time"),
-    # Each write moves the revision: in a page with some room, PostgreSQL does that without touching the indexes.
+    # Each write increments the revision: with free space in the page, PostgreSQL does that without touching the indexes.
     postgresql_with={"fillfactor": 80},
 )
 
 FOUND_BY = 64
-"""Characters of a param's or tag's value that PostgreSQL finds runs by: an entry of its indexes holds 2,700 bytes."""
+"""Length of the prefix of params and tags that PostgreSQL indexes: an index entry holds at most 2,700 bytes."""
 
 run_tags = Table(
     "run_tags",
@@ -66,7 +66,7 @@ params = Table(
     sqlite_with_rowid=False,
 )
 
-# SQLite would not take them: without statistics it goes through the runs of the experiment.
+# Not on SQLite: without statistics it scans the runs of the experiment instead of using these indexes.
 for _table in (run_tags, params):
     Index(f"{_table.name}_by_value", _table.c.key, func.left(_table.c.value, FOUND_BY)).ddl_if(dialect="postgresql")
 
@@ -86,8 +86,9 @@ latest_metrics = Table(
 metrics = Table(
     "metrics",
     schema,
-    # A number where run and key would be 60 bytes, twice: a point takes 28 bytes in SQLite instead of 154, and is written
-    # three times as fast. A foreign key would be looked up for every point: `write_group` writes both tables at once.
+    # A number instead of run and key, which would take 60 bytes twice: a point takes 28 bytes in SQLite instead of 154, and
+    # is written three times as fast. A foreign key would cost a look-up per point; `write_group` writes both tables at
+    # once.
     Column("series", SEQUENCE, primary_key=True, autoincrement=False, doc="latest_metrics.id"),
     Column("step", BigInteger, primary_key=True),
     Column("timestamp", BigInteger, primary_key=True),

@@ -1,4 +1,4 @@
-"""Finding experiments: MLflow's filters and orders over experiments and their tags, page by page."""
+"""Search experiments with MLflow's filters and orders, page by page."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class ExperimentPage:
 
 
 class ExperimentSearch:
-    """Reads experiments in a database."""
+    """Searches the experiments of a database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -55,7 +55,7 @@ class ExperimentSearch:
         page_token: str | None = None,
         connection: Connection | None = None,
     ) -> ExperimentPage:
-        """Experiments of an organization, the newest first unless `orders` say otherwise."""
+        """Return an organization's experiments, by default newest first."""
         query = select(experiments).where(
             experiments.c.organization == organization, experiments.c.lifecycle_stage.in_(lifecycle_stages)
         )
@@ -70,7 +70,7 @@ class ExperimentSearch:
 
 
 def _keys(orders: Sequence[Order]) -> list[SortKey]:
-    """MLflow breaks ties by the largest id, but lists experiments of one millisecond by the smallest."""
+    """Return the sort keys. MLflow breaks ties by largest id, except in its default order."""
     if not orders:
         return [SortKey(experiments.c.creation_time, False, int), SortKey(experiments.c.id, True, int)]
     keys = [SortKey(experiments.c[order.key], order.ascending, str if order.key == "name" else int) for order in orders]

@@ -1,4 +1,4 @@
-"""Experiments: named groups of runs, with their tags and their life (active or deleted)."""
+"""Experiments: named groups of runs, with tags and a lifecycle stage (active or deleted)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -18,7 +18,7 @@ from resources.metadata.transactions import Row, Statement, insert_into, paramet
 DEFAULT_ID = 0
 DEFAULT_NAME = "Default"
 DEFAULT_ORGANIZATION = "default"
-"""The organization of embedded mode, where nobody signs in."""
+"""The organization in embedded mode, which has no sign-in."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Experiment:
 
 
 _COLUMNS = [experiments.c[field.name] for field in fields(Experiment) if field.name != "tags"]
-# A row for each tag, or one without: a second statement costs more than the columns that are sent again.
+# One row per tag, or one without: repeating the columns is cheaper than a second statement.
 _FOUND = select(*_COLUMNS, experiment_tags.c.key, experiment_tags.c.value).outerjoin_from(experiments, experiment_tags)
 _BY_ID = Statement(_FOUND.where(experiments.c.id == parameter("id")))
 _BY_NAME = Statement(
@@ -43,13 +43,13 @@ _BY_NAME = Statement(
 
 
 class Experiments:
-    """Experiments in a database. Every method joins the transaction of `connection` where one is given."""
+    """Experiments in a database. Methods join the transaction of `connection` if given."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def ensure_default(self, *, connection: Connection | None = None) -> None:
-        """Experiment 0, which MLflow clients log to when they name none, exists after this."""
+        """Create experiment 0, to which MLflow's clients log by default, if it is missing."""
         with reading(self._database, connection) as reader:
             if reader.execute(select(experiments.c.id).where(experiments.c.id == DEFAULT_ID)).first():
                 return
@@ -80,7 +80,7 @@ class Experiments:
             raise already_exists(f"Experiment(name={name}) already exists.") from None
 
     def ensure(self, name: str, organization: str, *, connection: Connection | None = None) -> Experiment:
-        """The active experiment of that name, made when it is missing, also where somebody else makes it at this moment."""
+        """Return the active experiment of that name, created if missing (safe against races)."""
         with writing(self._database, connection) as writer:
             found = self.find(name, organization, connection=writer)
             if found is None:
@@ -125,7 +125,7 @@ class Experiments:
         self._set_lifecycle(experiment_id, "deleted", "active", connection)
 
     def set_tag(self, experiment_id: int, key: str, value: str, *, connection: Connection | None = None) -> None:
-        """As in MLflow, a tag is no update of the experiment: `last_update_time` stays."""
+        """Set a tag. As in MLflow, this does not change `last_update_time`."""
         checked_experiment_tag(key, value)
         with writing(self._database, connection) as writer:
             check_active(_get(writer, experiment_id))
@@ -140,14 +140,17 @@ class Experiments:
                 raise not_found(f"No tag with name: {key} in experiment with id {experiment_id}")
 
     def _set_lifecycle(self, experiment_id: int, old: str, new: str, connection: Connection | None) -> None:
-        """Also of its runs, as MLflow does: restoring brings back those too that were deleted one by one before."""
+        """Change the stage of an experiment and all of its runs.
+
+        As in MLflow, restoring also restores runs that were deleted individually before.
+        """
         with writing(self._database, connection) as writer:
             experiment = _get(writer, experiment_id)
             if experiment.lifecycle_stage != old:
                 raise not_found(f"No Experiment with id={experiment_id} exists that is {old}")
             _change(writer, experiment_id, lifecycle_stage=new)
             writer.execute(update(runs).where(runs.c.experiment_id == experiment_id).values(lifecycle_stage=new))
-            # One event for all of its runs: there may be a hundred thousand.
+            # One event for all runs, of which there may be a hundred thousand.
             facts = {"experiment_id": experiment_id, "name": experiment.name, "organization": experiment.organization}
             event = {"deleted": "experiment.deleted", "active": "experiment.restored"}[new]
             emit(writer, "jobs", event, str(experiment_id), facts)
@@ -189,7 +192,7 @@ def _get(reader: Connection, experiment_id: int) -> Experiment:
 
 
 def _experiment(rows: Sequence[Row]) -> Experiment | None:
-    """From the rows of `_FOUND`."""
+    """Build an experiment from the rows of `_FOUND`."""
     if not rows:
         return None
     tags: dict[str, str] = {key: value for *_, key, value in rows if key is not None}

@@ -1,4 +1,4 @@
-"""What a logged model is, its naming rules, and its metrics."""
+"""Logged models as records, their naming rules, and their metrics."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -19,9 +19,9 @@ from resources.metadata.field_rules import (
 from resources.metadata.tables import logged_model_metrics, logged_models
 from resources.metadata.transactions import insert_into
 
-# What a logged model is: files that a training script saved, with params, tags and metrics. Pure: no database.
+# A logged model: files that a training script saved, with params, tags and metrics. Pure: no database.
 #
-# A logged model is what MLflow 3 makes of every `log_model`; a registered model version may be made from one.
+# MLflow 3 creates one for every `log_model`; a registered model version may be created from it.
 
 STATUSES = ("pending", "ready", "failed")
 MAX_NAME = 500
@@ -46,7 +46,7 @@ class LoggedModel:
 
 @dataclass(frozen=True)
 class ModelMetric:
-    """A point that belongs to a model, on a dataset where the point names one, and the run that measured it."""
+    """A model's metric point, which may name a dataset, and the run that measured it."""
 
     run_id: str
     point: MetricPoint
@@ -54,7 +54,7 @@ class ModelMetric:
 
 @dataclass(frozen=True)
 class Registration:
-    """A version of a registered model that was made from a logged model."""
+    """A registered model version that was created from a logged model."""
 
     name: str
     version: int
@@ -62,7 +62,7 @@ class Registration:
 
 @dataclass(frozen=True)
 class ModelDetails:
-    """A logged model with what was logged about it."""
+    """A logged model with its params, tags, metrics and registrations."""
 
     model: LoggedModel
     params: Mapping[str, str]
@@ -72,7 +72,7 @@ class ModelDetails:
 
 
 def checked_model_name(name: str) -> str:
-    """MLflow's rule: a model's name is a part of paths and URIs."""
+    """Check a model's name: MLflow uses it in paths and URIs."""
     if FORBIDDEN_IN_NAME.search(name):
         raise invalid(
             f"Invalid model name ({printable(name)!r}) provided. Model name must be a non-empty string and cannot contain "
@@ -83,7 +83,7 @@ def checked_model_name(name: str) -> str:
 
 
 def checked_pair(key: str, value: str) -> tuple[str, str]:
-    """A param or tag of a model."""
+    """Return a valid param or tag of a model."""
     if not key:
         raise invalid("Missing value for required parameter 'key'.")
     check_length("key", checked_text(key, "key"), MAX_KEY)
@@ -94,14 +94,14 @@ def logged_model_not_found(model_id: str) -> HanzoError:
     return not_found(f"Logged model with ID '{printable(model_id)}' not found.")
 
 
-# Metrics of logged models. They are written with the metrics of the run that measured them, in one transaction.
+# Metrics of logged models are written in the same transaction as those of the run that measured them.
 
 
 def write_model_points(connection: Connection, run_id: str, points: Sequence[MetricPoint]) -> None:
-    """Add those points of a run that name a model to what is known of the model. Sending one again changes nothing.
+    """Add a run's points that name a model to that model (idempotent).
 
     Raises:
-        HanzoError: RESOURCE_DOES_NOT_EXIST for a model that nobody created; the caller's transaction must not be committed.
+        HanzoError: RESOURCE_DOES_NOT_EXIST if the model does not exist; the caller must roll its transaction back.
     """
     measured = [point for point in points if point.model_id]
     if not measured:
@@ -119,7 +119,7 @@ def write_model_points(connection: Connection, run_id: str, points: Sequence[Met
 
 
 def load_model_points(reader: Connection, model_ids: Sequence[str]) -> dict[str, list[ModelMetric]]:
-    """Every metric of each of a few hundred models, by key and in the order of steps."""
+    """Return the metrics of a few hundred models, each by key and step."""
     columns = logged_model_metrics.c
     query = select(columns.run_id, *(columns[name] for name in MetricPoint._fields)).where(columns.model_id.in_(model_ids))
     loaded: dict[str, list[ModelMetric]] = {model_id: [] for model_id in model_ids}

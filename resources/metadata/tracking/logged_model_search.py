@@ -1,7 +1,7 @@
-"""Finding logged models: filters and orders over models, their params, tags and metrics on datasets, page by page.
+"""Search logged models by their attributes, params, tags and metrics, page by page.
 
-Source: `SearchLoggedModels` of MLflow 3.17. Unlike runs, a metric matches where any of its points does, and an order by a
-metric is by the point that was measured last.
+Source: `SearchLoggedModels` of MLflow 3.17. Unlike for runs, a metric matches if any of its points does, and an order by a
+metric uses the most recently measured point.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ TOKEN_MISMATCHES = (
     "Filter string in the page token does not match the requested filter string: send that of the first page",
     "Order by in the page token does not match the requested order by: send that of the first page",
 )
-"""What MLflow says to a token of another search, in this order."""
+"""MLflow's errors for a token of another search, in this order."""
 _NUMBERS = {
     **dict.fromkeys(("creation_time", "creation_timestamp", "creation_timestamp_ms"), "created_at"),
     **dict.fromkeys(("last_updated_timestamp", "last_updated_timestamp_ms"), "updated_at"),
@@ -56,13 +56,13 @@ LOGGED_MODEL_GRAMMAR = Grammar(
 )
 _metrics = logged_model_metrics.c
 STATUS_ORDER = {status: place for place, status in enumerate(("pending", "ready", "failed"))}
-"""As MLflow numbers its words for them."""
+"""The order of MLflow's enum values."""
 KEYED_TABLES = {"param": logged_model_params, "tag": logged_model_tags}
 
 
 @dataclass(frozen=True)
 class MeasuredOn:
-    """A dataset that metrics were measured on: every one of that name, or of that digest, where the other is empty."""
+    """A dataset on which metrics were measured, by name, digest or both (empty matches any)."""
 
     name: str = ""
     digest: str = ""
@@ -70,7 +70,7 @@ class MeasuredOn:
 
 @dataclass(frozen=True)
 class ModelOrder:
-    """An attribute, or `metrics.KEY` on whatever dataset unless one is named."""
+    """An attribute, or `metrics.KEY`, on any dataset unless one is given."""
 
     field: str
     ascending: bool = True
@@ -84,7 +84,7 @@ class ModelPage:
 
 
 class LoggedModelSearch:
-    """Reads logged models in a database."""
+    """Searches the logged models of a database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -101,7 +101,7 @@ class LoggedModelSearch:
         organization: str | None = None,
         connection: Connection | None = None,
     ) -> ModelPage:
-        """Models of these experiments that are not deleted, the newest first unless `orders` say otherwise."""
+        """Return undeleted models of these experiments, by default newest first."""
         refuse_too_many_values(experiment_ids, conditions)
         query = select(logged_models).where(
             logged_models.c.experiment_id.in_(experiment_ids), logged_models.c.lifecycle_stage != "deleted"
@@ -138,7 +138,7 @@ def _belongs_to_model(table: FromClause) -> ColumnElement[bool]:
 
 
 def _measured(datasets: Sequence[MeasuredOn]) -> ColumnElement[bool]:
-    """Whether a metric was measured on one of these datasets; any dataset, and none, where none is given."""
+    """Return whether a metric was measured on one of these datasets; always true without any."""
     if not datasets:
         return true()
     return or_(
@@ -171,7 +171,7 @@ def _keys(orders: Sequence[ModelOrder]) -> list[SortKey]:
 
 
 def _column(field: str) -> tuple[ColumnElement[Any], type]:
-    """What models are sorted by, which is never absent, and what it is in Python."""
+    """Return the (never NULL) sort column of a field, and its values' Python type."""
     name = LOGGED_MODEL_GRAMMAR.orders.get(field)
     if name is None:
         raise invalid(f"Invalid order by field name: {printable(field)}")
@@ -183,7 +183,7 @@ def _column(field: str) -> tuple[ColumnElement[Any], type]:
 
 
 def _newest(column: ColumnElement[Any], key: str, on: MeasuredOn | None) -> ColumnElement[Any]:
-    """A column of a model's point of one metric that was measured last: found by primary key, model by model."""
+    """Select a column of a model's newest point of a metric, by primary key."""
     query = select(column).where(_belongs_to_model(logged_model_metrics), _metrics.key == key, _measured([on] if on else []))
     newest = query.order_by(_metrics.timestamp.desc(), _metrics.step.desc(), _metrics.run_id, _metrics.value).limit(1)
     return newest.correlate(logged_models).scalar_subquery()

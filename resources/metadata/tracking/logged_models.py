@@ -1,7 +1,7 @@
-"""Logged models: their creation, status and life. Every change of state writes its event in the same transaction.
+"""Create, update and delete logged models; each state change writes its event in its transaction.
 
-What does not belong here: what a logged model is, and its metrics (`logged_model_records`), how models are found
-(`logged_model_search`), which run made or read one (`run_inputs`), and its files.
+Elsewhere: records and metrics (`logged_model_records`), search (`logged_model_search`), which run created or read a model
+(`run_inputs`), and its files.
 """
 
 import uuid
@@ -35,7 +35,7 @@ from resources.metadata.transactions import insert_into
 
 
 class LoggedModels:
-    """Logged models in a database. Each method is a transaction of its own."""
+    """Logged models in a database. Each method is a separate transaction."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -51,7 +51,7 @@ class LoggedModels:
         params: Mapping[str, str] | None = None,
         tags: Mapping[str, str] | None = None,
     ) -> ModelDetails:
-        """A new model that waits for its files: `pending`. Without a name it is given one."""
+        """Create a `pending` model, which waits for its files. The default name is generated."""
         checked_model_name(name)
         check_length("model_type", checked_text(model_type, "model_type"), MAX_TYPE)
         check_length("source_run_id", checked_text(source_run_id, "source_run_id"), 256)
@@ -75,12 +75,12 @@ class LoggedModels:
         return model
 
     def details(self, model: LoggedModel) -> ModelDetails:
-        """What was logged about a model."""
+        """Return a model with everything that was logged about it."""
         with self._database.read() as reader:
             return load_details(reader, [model])[0]
 
     def finalize(self, model_id: str, status: str) -> ModelDetails:
-        """Say what became of the upload of a model's files: one of `STATUSES`."""
+        """Set the result of the upload of a model's files: one of `STATUSES`."""
         if status not in STATUSES:
             raise invalid(f"Invalid value '{printable(status)}' for parameter 'status': use one of {', '.join(STATUSES)}")
         with self._database.write() as writer:
@@ -88,7 +88,7 @@ class LoggedModels:
             return load_details(writer, [changed])[0]
 
     def delete(self, model_id: str) -> None:
-        """Hide a model. Its files and what was logged about it stay."""
+        """Hide a model; its files and everything logged about it are kept."""
         with self._database.write() as writer:
             _change(writer, _get(writer, model_id), lifecycle_stage="deleted")
 
@@ -107,21 +107,21 @@ class LoggedModels:
                 raise not_found(f"No tag with key '{printable(key)}' found for model with ID '{model_id}'.")
 
     def log_params(self, model_id: str, params: Mapping[str, str]) -> None:
-        """Add params. The same value again changes nothing, another value is refused, as for runs."""
+        """Add params. As for runs, an equal value is a no-op, another value is refused."""
         new = dict(checked_pair(key, value) for key, value in params.items())
         with self._database.write() as writer:
             _get(writer, model_id)
             _write_params(writer, model_id, new)
 
     def log_outputs(self, run_id: str, steps: Mapping[str, int]) -> None:
-        """Say that a run made models, each at a step."""
+        """Record the models that a run created, each at a step."""
         with self._database.write() as writer:
             require_active(writer, run_id)
             write_run_models(writer, run_id, "output", steps)
 
 
 def load_details(reader: Connection, models: Sequence[LoggedModel]) -> list[ModelDetails]:
-    """What was logged about each of a few hundred models, in four queries."""
+    """Load everything logged about a few hundred models, in four queries."""
     ids = [model.id for model in models]
     metrics = load_model_points(reader, ids)
     pairs: dict[str, dict[str, dict[str, str]]] = {}
@@ -181,7 +181,7 @@ def _event(model: LoggedModel) -> dict[str, Any]:
 
 
 def _write_params(writer: Connection, model_id: str, new: Mapping[str, str]) -> None:
-    """Insert, then read back: what is stored now must be what was sent, whoever was first."""
+    """Insert params, then compare the stored values: a concurrent writer may have been first."""
     if not new:
         return
     rows = [{"model_id": model_id, "key": key, "value": new[key]} for key in sorted(new)]

@@ -1,8 +1,9 @@
-"""Runs with what they logged: two statements for a few hundred runs, given to the driver itself.
+"""Load runs with what they logged: two raw driver statements per few hundred runs.
 
-A page of a search is thousands of small rows, and SQLAlchemy's own work for each costs more than the database's. So the ids
-are bound as one value, which keeps every statement the same text; pairs come as one JSON object for each run instead of a
-row each; and what few runs have (inputs, models) is looked up only for those that the same statement names.
+A search page has thousands of small rows, for which SQLAlchemy's overhead exceeds the database's work. Therefore the ids are
+bound as one value, so that the text of a statement never changes; pairs are returned as one JSON object per run instead of a
+row each; and inputs and models, which few runs have, are looked up only for runs that the same statement reports to have
+them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,11 +19,11 @@ from resources.metadata.tracking.run_states import Run
 from resources.metadata.transactions import fetch_rows
 
 CHUNK = 500
-"""Rows whose details are read by one statement: SQLite takes at most 32,766 variables, and what is read is held twice."""
+"""Runs whose details are read by one statement: SQLite allows at most 32,766 variables, and results are held twice."""
 
 _METRICS = """SELECT t.run_id, t.key, CASE WHEN NOT t.is_nan THEN t.value END, t.step, t.timestamp
     FROM latest_metrics AS t WHERE t.run_id {among}"""
-# Metrics have no part in this: SQLite writes doubles in JSON with 15 digits, and PostgreSQL takes longer to than a row does.
+# Metrics are read separately: SQLite writes doubles in JSON with 15 digits, and PostgreSQL's JSON is slower than rows.
 _OTHERS = """SELECT wanted.place,
     (SELECT CAST({pairs}(t.key, t.value) AS TEXT) FROM params AS t WHERE t.run_id = wanted.run_id),
     (SELECT CAST({pairs}(t.key, t.value) AS TEXT) FROM run_tags AS t WHERE t.run_id = wanted.run_id),
@@ -35,7 +36,7 @@ _WORDS = {
         "wanted": "(SELECT key AS place, value AS run_id FROM json_each(?)) AS wanted",
         "pairs": "json_group_object",
     },
-    # An array, because it is looked up in one walk over the index: for a join, the walk begins anew for each run.
+    # An array is looked up in a single index scan; a join would start a new scan for each run.
     "postgresql": {
         "among": "= ANY(ARRAY(SELECT json_array_elements_text(%s)))",
         "wanted": """(SELECT number - 1 AS place, run_id
@@ -47,12 +48,12 @@ _STATEMENTS = {dialect: (_METRICS.format(**words), _OTHERS.format(**words)) for 
 
 _pairs = msgspec.json.Decoder(dict[str, str])
 _point = tuple.__new__
-"""Makes a named tuple in half the time that its own name takes."""
+"""Creates a named tuple in half the time of calling its class."""
 
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """A run with what it logged, each kind in the order of its keys."""
+    """A run with what it logged, each kind sorted by key."""
 
     run: Run
     metrics: Sequence[MetricPoint]
@@ -63,7 +64,7 @@ class LoggedRun:
 
 
 def load_logged(reader: Connection, found: Sequence[Run]) -> list[LoggedRun]:
-    """What runs logged, in their order."""
+    """Load what runs logged, in the order of the runs."""
     return [logged for start in range(0, len(found), CHUNK) for logged in _load(reader, found[start : start + CHUNK])]
 
 
@@ -99,5 +100,5 @@ def _sorted_pairs(text: str | None) -> dict[str, str]:
         return {}
     pairs = _pairs.decode(text)
     keys = sorted(pairs)
-    # As a rule they come so already.
+    # Usually they are sorted already.
     return pairs if keys == list(pairs) else {key: pairs[key] for key in keys}

@@ -12,12 +12,12 @@ from resources.metadata.filters.pagination import decode_token, encode_token
 from resources.metadata.tables import latest_metrics, metrics
 from resources.metadata.transactions import Statement, parameter, reading
 
-# Metrics of runs: the whole history, and the newest value of each key. Sending a point again changes nothing.
+# Metrics of runs: the whole history, and the newest value of each key. Writing a point is idempotent.
 
 POINT_COLUMNS = (metrics.c.value, metrics.c.step, metrics.c.timestamp, metrics.c.is_nan)
-"""A point as `MetricPoint` has it, without its key."""
+"""The columns of a `MetricPoint` without its key."""
 HISTORY_ORDER = (metrics.c.step, metrics.c.timestamp, metrics.c.value, metrics.c.is_nan)
-"""That of the primary key: a page costs what it returns, however long the history is."""
+"""The order of the primary key: a page costs only what it returns, regardless of the history's length."""
 
 TIME_KEY = attrgetter("timestamp", "step", "value", "is_nan")
 POSITION_FIELDS = ("step", "timestamp", "value", "is_nan")
@@ -40,13 +40,13 @@ class HistoryPage:
 
 
 class Metrics:
-    """Reads metrics. They are written through `RunData`, which knows whether the run may still be written to."""
+    """Reads metrics. `RunData` writes them, after checking that the run is active."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def latest(self, run_id: str, *, connection: Connection | None = None) -> list[MetricPoint]:
-        """The newest point of every key: the largest (step, timestamp, value), as in MLflow."""
+        """Return the newest point of every key: the largest (step, timestamp, value), as in MLflow."""
         query = select(latest_metrics).where(latest_metrics.c.run_id == run_id).order_by(latest_metrics.c.key)
         with reading(self._database, connection) as reader:
             return [_point(row) for row in reader.execute(query)]
@@ -54,10 +54,10 @@ class Metrics:
     def history(
         self, run_id: str, key: str, limit: int, page_token: str | None = None, *, connection: Connection | None = None
     ) -> HistoryPage:
-        """At most `limit` points of one key, from where the token's page ended.
+        """Return at most `limit` points of one key, after the previous page.
 
-        Pages follow the steps, and each is in MLflow's order: by time, and for one time by step and value. Both are one
-        order where time and steps grew together, as they do but where a run went on from an earlier step.
+        Pages are in the order of steps; within a page, the order is MLflow's: by time, then step and value. Both orders are
+        equal if time and steps grew together, which only fails if a run resumed from an earlier step.
         """
         checked_text(key, "metric_key")
         position = decode_token(page_token, (int, int, float, bool)) if page_token else []
@@ -74,7 +74,7 @@ class Metrics:
 
 
 def sort_by_time(points: list[MetricPoint]) -> list[MetricPoint]:
-    """Points that are in the order of steps."""
+    """Sort points that are in the order of steps by time."""
     times = [point.timestamp for point in points]
     return points if all(map(le, times, times[1:])) else sorted(points, key=TIME_KEY)
 
@@ -83,20 +83,19 @@ def _point(row: object) -> MetricPoint:
     return MetricPoint(*(getattr(row, name) for name in ("key", "value", "step", "timestamp", "is_nan")))
 
 
-# A metric's history for a chart: at most so many points of a run, evenly spread, the first and the last among them.
+# Sample a metric's history for a chart: at most `limit` points per run, evenly spread, including the first and the last.
 #
-# Source: `get_metric_history_bulk_interval` of MLflow 3.17: the history is cut into `limit` parts as NTILE does, and the
-# first point of each part is taken. Which rows those are follows from their number alone, so the database counts, and
-# sends no others.
+# Source: `get_metric_history_bulk_interval` of MLflow 3.17: the history is cut into `limit` parts, as by NTILE, and the
+# first point of each part is taken. These rows depend only on their number, so the database counts and returns no others.
 
 STEP_ORDER = (metrics.c.step, metrics.c.timestamp, metrics.c.value, metrics.c.is_nan)
-"""The order of the primary key: the database reads it off, without sorting."""
-"""A point as `MetricPoint` has it, without its key."""
+"""The order of the primary key, which needs no sorting."""
+"""Also the order in which samples are returned."""
 
 
 @dataclass(frozen=True)
 class StepRange:
-    """An interval of steps, both ends in it."""
+    """A closed interval of steps."""
 
     first: int
     last: int
@@ -109,7 +108,7 @@ class RunPoint:
 
 
 class MetricSampling:
-    """Reads samples of histories in a database."""
+    """Samples metric histories in a database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -121,7 +120,7 @@ class MetricSampling:
         limit: int,
         steps: StepRange | None = None,
     ) -> list[RunPoint]:
-        """At most `limit` points of each run, run by run as they were asked for, in the order of steps."""
+        """Return at most `limit` points of each run, in the order of `run_ids` and steps."""
         checked_text(key, "metric_key")
         with self._database.read() as reader:
             return [
@@ -131,7 +130,7 @@ class MetricSampling:
             ]
 
     def first_points(self, run_ids: Sequence[str], key: str, limit: int) -> list[RunPoint]:
-        """At most `limit` points of all these runs together, by run and time (`get-history-bulk`)."""
+        """Return at most `limit` points of all runs together, by run and time (`get-history-bulk`)."""
         ids = [checked_text(run_id, "run_id") for run_id in run_ids]
         query = (
             select(latest_metrics.c.run_id, *POINT_COLUMNS)
@@ -161,12 +160,15 @@ def _sample(reader: Connection, run_id: str, key: str, limit: int, steps: StepRa
     chosen = select(*list(numbered.c)[: len(POINT_COLUMNS)]).where(_begins_part(numbered.c.place, count, limit))
     points = [MetricPoint(key, *row) for row in reader.execute(chosen.order_by(numbered.c.place))]
     newest = select(*POINT_COLUMNS).where(series).order_by(*(column.desc() for column in STEP_ORDER)).limit(1)
-    # The last part begins before the last point, which is the one that people look at.
+    # The last part begins before the last point, which matters most to readers.
     return [*points[:-1], MetricPoint(key, *reader.execute(newest).one())]
 
 
 def _begins_part(place: ColumnElement[int], count: int, parts: int) -> ColumnElement[bool]:
-    """Whether the row at `place` begins one of `parts` parts: the first `count % parts` of them are longer by one row."""
+    """Return whether the row at `place` begins one of `parts` parts.
+
+    The first `count % parts` parts are longer by one row.
+    """
     size, longer = divmod(count, parts)
     border = longer * (size + 1)
     return or_(

@@ -16,13 +16,13 @@ from resources.metadata.transactions import insert_into, reading, writing
 from resources.metadata.writes.group_commit import write_group
 from resources.metadata.writes.write_decisions import MAX_PARAMS, RunWrite, check_run_active, run_not_found, run_write
 
-# What a run logs besides metrics: params, which never change, tags, which do, and batches of all three.
+# Params (immutable), tags (mutable), and batches of metrics, params and tags.
 
 __all__ = ["MAX_PARAMS", "RunData", "check_run_active", "require_active", "write_tags"]
 
 
 class RunData:
-    """Params, tags and metric batches in a database. Every method joins the transaction of `connection` where given."""
+    """What runs log, in a database. Methods join the transaction of `connection` if given."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -36,7 +36,7 @@ class RunData:
         *,
         connection: Connection | None = None,
     ) -> None:
-        """All of it or nothing. Sending the same batch again changes nothing."""
+        """Log all of it or nothing (idempotent)."""
         self._write(run_write(run_id, metrics, params, tags), connection, metrics)
 
     def log_param(self, run_id: str, key: str, value: str, *, connection: Connection | None = None) -> None:
@@ -75,7 +75,7 @@ class RunData:
 
 
 def require_active(writer: Connection, run_id: str) -> None:
-    """The run exists and is not deleted. Its row is locked, so that it stays so until the commit."""
+    """Raise unless the run exists and is not deleted; locks its row until the commit."""
     query = select(runs.c.lifecycle_stage).where(runs.c.id == checked_text(run_id, "run_id"))
     query = query.with_for_update(key_share=True)
     stage = writer.execute(query).scalar()
@@ -85,7 +85,7 @@ def require_active(writer: Connection, run_id: str) -> None:
 
 
 def write_tags(writer: Connection, run_id: str, new: Mapping[str, str]) -> None:
-    """Set tags in the order of their keys, so that two writers cannot wait for each other; the name tag renames."""
+    """Set tags, sorted by key to avoid deadlocks; the name tag also renames the run."""
     if not new:
         return
     bump_revision(writer, run_id)
@@ -96,7 +96,7 @@ def write_tags(writer: Connection, run_id: str, new: Mapping[str, str]) -> None:
         writer.execute(update(runs).where(runs.c.id == run_id).values(name=new[NAME_TAG][:500]))
 
 
-# The tag in which releases of MLflow before 3 keep the models that a run logged: a JSON list that grows.
+# The tag in which MLflow before version 3 stores a run's logged models: a growing JSON list.
 
 
 class ModelHistory:
@@ -106,10 +106,10 @@ class ModelHistory:
         self._database = database
 
     def append(self, run_id: str, entry: Mapping[str, Any]) -> None:
-        """Add a model to a run's history. The tag may become longer than a client's own may be, as in MLflow."""
+        """Append a model to a run's history; as in MLflow, the tag's length is unlimited."""
         stored = select(run_tags.c.value).where(run_tags.c.run_id == run_id, run_tags.c.key == LOGGED_MODELS_TAG)
         with self._database.write() as writer:
-            # Locks the run's row, so that no other writer appends to the same list meanwhile.
+            # Locks the run's row, so that no other writer appends to the same list concurrently.
             require_active(writer, run_id)
             history = parse_history(run_id, writer.execute(stored).scalar())
             text = checked_text(json.dumps([*history, entry]), "model_json")
@@ -122,5 +122,5 @@ def parse_history(run_id: str, value: str | None) -> list[Any]:
     except (ValueError, RecursionError):
         history = None
     if not isinstance(history, list):
-        raise invalid(f"The tag {LOGGED_MODELS_TAG} of run {run_id} is no list of models: delete it and log the model again")
+        raise invalid(f"The tag {LOGGED_MODELS_TAG} of run {run_id} is not a list of models: delete it and log again")
     return history

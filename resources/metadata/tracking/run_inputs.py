@@ -1,4 +1,4 @@
-"""Datasets that runs read, and logged models that they read or made."""
+"""Datasets that runs read, and logged models that they read or created."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from resources.metadata.tracking.run_data import require_active
 from resources.metadata.tracking.run_revisions import bump_revision, next_position
 from resources.metadata.transactions import insert_into, reading, writing
 
-# Which logged models a run read, and which it made at which step.
+# Logged models that a run read, or created at a step.
 
 Direction = Literal["input", "output"]
 MAX_MODEL_ID = 256
@@ -29,10 +29,10 @@ class RunModel:
 
 
 def write_run_models(writer: Connection, run_id: str, direction: Direction, steps: Mapping[str, int]) -> None:
-    """Connect a run with models, each at a step. Sending one again moves it to the step that was sent last.
+    """Link a run to models, each at a step; the last written step wins.
 
-    That there is such a model is not asked, as in MLflow: what a run read may be another tracking server's. Where there are
-    organizations, the API asks.
+    As in MLflow, it is not checked that a model exists: a run may have read one of another tracking server. With
+    organizations, the API checks access.
     """
     if not steps:
         return
@@ -52,7 +52,7 @@ def write_run_models(writer: Connection, run_id: str, direction: Direction, step
 
 
 def load_run_models(reader: Connection, run_ids: Sequence[str]) -> dict[str, list[RunModel]]:
-    """The models of each of a few hundred runs, in the order in which each run logged them."""
+    """Return the models of a few hundred runs, in the order of logging."""
     query = (
         select(run_models)
         .where(run_models.c.run_id.in_(run_ids))
@@ -64,9 +64,9 @@ def load_run_models(reader: Connection, run_ids: Sequence[str]) -> dict[str, lis
     return loaded
 
 
-# What runs read: descriptions of datasets, which MLflow's clients log, and the runs that logged them.
+# Datasets that runs read, as described by MLflow's clients.
 #
-# Not the dataset versions that this product made: those are in `resources.metadata.datasets`.
+# Not the dataset versions of this product, which are in `resources.metadata.datasets`.
 
 CONTEXT_TAG = "mlflow.data.context"
 MAX_SOURCE_TYPE = 36
@@ -80,7 +80,7 @@ MAX_SUMMARIES = 1000
 
 @dataclass(frozen=True)
 class Dataset:
-    """One description; its name and digest tell it from the others of its experiment."""
+    """A description of a dataset, unique by name and digest within its experiment."""
 
     name: str
     digest: str
@@ -92,7 +92,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class DatasetInput:
-    """A dataset as one run used it. What for is said by the tag `CONTEXT_TAG`."""
+    """A dataset as one run used it; the tag `CONTEXT_TAG` states the purpose."""
 
     dataset: Dataset
     tags: Mapping[str, str]
@@ -120,7 +120,7 @@ class Inputs:
         *,
         connection: Connection | None = None,
     ) -> None:
-        """Add inputs to a run. One that it has already stays as it was logged first, as in MLflow."""
+        """Add inputs to a run; existing ones are kept unchanged, as in MLflow."""
         checked_run_id(run_id)
         named: dict[tuple[str, str], DatasetInput] = {}
         for found in datasets:
@@ -130,7 +130,7 @@ class Inputs:
         with writing(self._database, connection) as writer:
             require_active(writer, run_id)
             experiment_id = writer.execute(select(runs.c.experiment_id).where(runs.c.id == run_id)).scalar_one()
-            # Sorted, so that two writers cannot wait for each other.
+            # Sorted, to avoid deadlocks.
             numbers = {key: _ensure(writer, experiment_id, named[key].dataset) for key in sorted(named)}
             if named:
                 bump_revision(writer, run_id)
@@ -145,7 +145,7 @@ class Inputs:
     def summaries(
         self, experiment_ids: Sequence[int], organization: str, *, connection: Connection | None = None
     ) -> list[DatasetSummary]:
-        """Which datasets the runs of these experiments used, and as what: at most `MAX_SUMMARIES`."""
+        """Return the datasets used by these experiments' runs, with contexts: at most `MAX_SUMMARIES`."""
         context = run_inputs.c.tags[CONTEXT_TAG].as_string().label("context")
         query = (
             select(inputs.c.experiment_id, inputs.c.name, inputs.c.digest, context)
@@ -161,7 +161,7 @@ class Inputs:
 
 
 def check_input(found: DatasetInput) -> None:
-    """Raises a 400 that names the field."""
+    """Raise a 400 that names the field if an input is invalid."""
     dataset = found.dataset
     limits = (
         ("name", dataset.name, MAX_DATASET_NAME),
@@ -178,7 +178,7 @@ def check_input(found: DatasetInput) -> None:
 
 
 def load_inputs(reader: Connection, run_ids: Sequence[str]) -> dict[str, list[DatasetInput]]:
-    """The datasets of each of a few hundred runs, in the order in which each run logged them."""
+    """Return the datasets of a few hundred runs, in the order of logging."""
     query = (
         select(run_inputs.c.run_id, run_inputs.c.tags, inputs)
         .join(inputs, inputs.c.id == run_inputs.c.input_id)
@@ -193,7 +193,7 @@ def load_inputs(reader: Connection, run_ids: Sequence[str]) -> dict[str, list[Da
 
 
 def uses_dataset(condition: Condition, expected: Parameters, dialect: str) -> ColumnElement[bool]:
-    """Whether a row of `runs` used a dataset whose name, digest or context a condition compares with what is asked."""
+    """Return the condition that a run used a dataset matching a condition."""
     context = condition.key == "context"
     value = run_inputs.c.tags[CONTEXT_TAG].as_string() if context else inputs.c[condition.key]
     return exists().where(
@@ -204,7 +204,7 @@ def uses_dataset(condition: Condition, expected: Parameters, dialect: str) -> Co
 
 
 def _ensure(writer: Connection, experiment_id: int, dataset: Dataset) -> int:
-    """The number of a dataset, given to it when the experiment sees it first."""
+    """Return the id of a dataset, inserted when the experiment first uses it."""
     row = insert_into(writer, inputs).values(experiment_id=experiment_id, **vars(dataset))
     writer.execute(row.on_conflict_do_nothing())
     known = (inputs.c.experiment_id == experiment_id) & (inputs.c.name == dataset.name) & (inputs.c.digest == dataset.digest)

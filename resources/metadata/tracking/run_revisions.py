@@ -1,6 +1,6 @@
-"""A run's revision moves with all that the run logs, in the same transaction: so what was made of that can be kept.
+"""A run's revision changes with everything it logs, and keys cached renderings.
 
-What belongs here: the revision, and what is kept by it. What does not: a run's own columns, which do not move it.
+The increment is in the same transaction. A run's own columns do not change it.
 """
 
 import secrets
@@ -13,31 +13,31 @@ from resources.metadata.tables import runs
 from resources.metadata.tracking.run_states import Run
 
 CACHE_BYTES = 32 << 20
-"""Bytes that are kept: what about twenty thousand runs of ten metrics and ten params logged."""
+"""Size of the cache: about twenty thousand runs, each with ten metrics and ten params."""
 
 
 def new_revision() -> int:
-    """Of a new run. Drawn, so that none comes again with the id of a run that was there before the store was emptied."""
+    """Return a random revision: a run id may recur after the store was emptied."""
     return secrets.randbits(62)
 
 
 def bump_revision(writer: Connection, run_id: str) -> None:
-    """Whoever changes what a run logged calls this, before it changes rows of other tables: it locks the run's row."""
+    """Increment the revision before changing what a run logged; also locks the run's row."""
     writer.execute(update(runs).where(runs.c.id == run_id).values(revision=runs.c.revision + 1))
 
 
 def next_position(writer: Connection, table: Table, run_id: str) -> int:
-    """The place after those that a run has in a table that keeps the order of what it logged. Its row must be locked."""
+    """Return the next `place` of a run in a table; its row must be locked."""
     last = select(func.max(table.c.place)).where(table.c.run_id == run_id)
     place: int | None = writer.execute(last).scalar_one()
     return 0 if place is None else place + 1
 
 
 class RenderingCache:
-    """What was made of runs' logs, each for as long as its run has the same revision; the oldest go when there is no room.
+    """Cache what was rendered from runs' logs, by run and revision; evicts the oldest.
 
-    A run's row is read before its logs, so that these may be newer than its revision, and are made anew next time, but never
-    older. Several threads share it.
+    A run's row is read before its logs, so a rendering may be newer than its revision, and is then repeated, but never
+    older. Thread-safe.
     """
 
     def __init__(self, max_bytes: int = CACHE_BYTES) -> None:
@@ -47,7 +47,7 @@ class RenderingCache:
         self._changing = threading.Lock()
 
     def get_or_render(self, found: Sequence[Run], make: Callable[[Sequence[Run]], Iterable[bytes]]) -> list[bytes]:
-        """For each run, in their order, what `make` makes of it, or has made before."""
+        """Return the rendering of each run, cached or created by `make`."""
         known = [self._kept.get(run.id) for run in found]
         missing = [run for run, kept in zip(found, known, strict=True) if kept is None or kept[0] != run.revision]
         made = iter(self._keep(missing, list(make(missing))) if missing else ())

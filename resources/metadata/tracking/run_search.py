@@ -1,4 +1,4 @@
-"""Finding runs: MLflow's filters and orders over runs, their params, tags, newest metrics and inputs, page by page."""
+"""Search runs by attributes, params, tags, newest metrics and inputs, page by page."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -42,10 +42,10 @@ RUN_GRAMMAR = Grammar(
     dataset_keys=frozenset({"name", "digest", "context"}),
 )
 STATUS_ORDER = {status: place for place, status in enumerate(("failed", "completed", "cancelled", "running", "queued"))}
-"""Statuses in the alphabetical order of MLflow's words for them: clients order by those."""
+"""Statuses in the alphabetical order of MLflow's names for them, which clients expect."""
 KEYED_TABLES = {"metric": latest_metrics, "param": params, "tag": run_tags}
 MAX_JOINS = 30
-"""SQLite joins 64 tables. The conditions behind these are asked run by run, which costs the same but for the order."""
+"""SQLite joins at most 64 tables. Further conditions become subqueries per run, at the same cost but in a fixed order."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class RunPage:
 
 @dataclass(frozen=True)
 class QueryShape:
-    """What the text of a search depends on: everything but its values."""
+    """Everything that determines the SQL text of a search: all but the values."""
 
     dialect: str
     experiments: int
@@ -75,7 +75,7 @@ class QueryShape:
 
 
 class RunSearch:
-    """Reads runs in a database."""
+    """Searches the runs of a database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -92,7 +92,7 @@ class RunSearch:
         organization: str | None = None,
         connection: Connection | None = None,
     ) -> RunPage:
-        """`find`, with what the runs logged."""
+        """Call `find`, and load what the runs logged."""
         with reading(self._database, connection) as reader:
             page = self.find(
                 experiment_ids,
@@ -118,7 +118,7 @@ class RunSearch:
         organization: str | None = None,
         connection: Connection | None = None,
     ) -> FoundRuns:
-        """Runs of these experiments, the newest first unless `orders` say otherwise."""
+        """Return runs of these experiments, by default newest first."""
         refuse_too_many_values(experiment_ids, conditions)
         keyset = _sorting(tuple(orders)).keyset
         position = keyset.position(page_token)
@@ -139,14 +139,17 @@ class RunSearch:
             return FoundRuns([Run(*row[:columns]) for row in rows[:limit]], keyset.next_token(rows, limit))
 
     def get(self, run: Run, *, connection: Connection | None = None) -> LoggedRun:
-        """What one run logged."""
+        """Return a run with what it logged."""
         with reading(self._database, connection) as reader:
             return load_logged(reader, [run])[0]
 
 
 @lru_cache(maxsize=100)
 def _statement(shape: QueryShape, known: tuple[bool, ...] | None) -> Statement:
-    """The search of that shape. `known` tells, for a page that is not the first, where its position has a value."""
+    """Build the statement of a search.
+
+    For later pages, `known` states which values of the position are not NULL.
+    """
     experiments = [parameter(f"experiment_{place}") for place in range(shape.experiments)]
     query = select(runs).where(runs.c.experiment_id.in_(experiments), runs.c.lifecycle_stage.in_(shape.lifecycle_stages))
     if shape.by_organization:
@@ -158,7 +161,7 @@ def _statement(shape: QueryShape, known: tuple[bool, ...] | None) -> Statement:
         else:
             query = query.where(_where(condition, value, shape.dialect))
     sorting = _sorting(shape.orders)
-    # Behind the conditions: SQLite joins in this order, and so looks up what it sorts by for what it has found only.
+    # After the conditions: SQLite joins in this order, and so looks up sort values only for matching runs.
     for table, key in sorting.joined:
         query = query.outerjoin(table, (table.c.run_id == runs.c.id) & (table.c.key == key))
     position = (
@@ -168,11 +171,11 @@ def _statement(shape: QueryShape, known: tuple[bool, ...] | None) -> Statement:
 
 
 def _joined(query: Select[Any], condition: Condition, value: Parameters, dialect: str) -> Select[Any]:
-    """The query for runs that have the key of a condition with a value that it asks for. None is found twice."""
+    """Join the rows that match a condition; never duplicates a run."""
     table = KEYED_TABLES[condition.entity].alias()
     row = (table.c.run_id == runs.c.id) & (table.c.key == condition.key)
     if dialect == "postgresql" and condition.operator == "=" and condition.entity != "metric":
-        row &= func.left(table.c.value, FOUND_BY) == func.left(value, FOUND_BY)  # in the words of the index
+        row &= func.left(table.c.value, FOUND_BY) == func.left(value, FOUND_BY)  # the expression of the index
     return query.join(table, and_(row, row_matches(table, condition, value, dialect)))
 
 
@@ -187,7 +190,7 @@ def _where(condition: Condition, value: Parameters, dialect: str) -> ColumnEleme
 
 @dataclass(frozen=True)
 class Sorting:
-    """An order of a search: its keys, and the tables with their values, joined by a run and a key."""
+    """An order of a search: its keys, and the tables to join for their values."""
 
     keyset: Keyset
     joined: list[tuple[FromClause, str]]
@@ -212,7 +215,7 @@ def _sorting(orders: tuple[Order, ...]) -> Sorting:
 
 
 def _without_value(condition: Condition) -> Condition:
-    """What the text of a search depends on: of a list, how many values there are."""
+    """Remove a condition's value, keeping only the number of values of a list."""
     value = condition.value
     return replace(condition, value=("",) * len(value) if isinstance(value, tuple) else None)
 

@@ -1,4 +1,4 @@
-"""What a run is, which states it has, and what follows from a change of state. Pure: no database."""
+"""The states of a run, and the effects of a state change. Pure: no database."""
 
 import random
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from resources.metadata.outbox import now_ms
 STATUSES = ("queued", "running", "completed", "failed", "cancelled")
 ENDED_STATUSES = frozenset({"completed", "failed", "cancelled"})
 ADJECTIVES = ("able", "bold", "bright", "calm", "capable", "gentle", "kindly", "nimble", "orderly", "polite", "rare", "wise")
-"""All of them are among MLflow's own."""
+"""A subset of MLflow's words."""
 NOUNS = ("badger", "crane", "falcon", "heron", "ibex", "lark", "lynx", "marten", "otter", "raven", "stoat", "wren")
 
 
@@ -31,7 +31,7 @@ class Run:
 
 
 def status_change(run: Run, status: str | None, end_time: int | None) -> dict[str, Any]:
-    """The columns that change. Without an `end_time`, a run that ends does so now, and one that goes on has none."""
+    """Return the changed columns. `end_time` defaults to now for ended runs, else to none."""
     values: dict[str, Any] = {}
     if end_time is not None:
         values["end_time"] = end_time
@@ -63,7 +63,7 @@ def choose_name(name: str | None, tag: str | None) -> str:
 
 
 def generate_name() -> str:
-    """A name that people can say, for what was given none."""
+    """Return a pronounceable name for an unnamed run or model."""
     return f"{random.choice(ADJECTIVES)}-{random.choice(NOUNS)}-{random.randrange(1000)}"
 
 

@@ -1,7 +1,6 @@
-"""Runs: their creation, status and life. Every change of state writes its event in the same transaction.
+"""Create, update and delete runs; each state change writes its event in its transaction.
 
-What does not belong here: what a run is and which states it has (`run_states`), what it logs (`run_data`, `metrics`),
-how runs are found (`run_search`).
+Elsewhere: a run's states (`run_states`), what it logs (`run_data`, `metrics`), and search (`run_search`).
 """
 
 import uuid
@@ -35,7 +34,7 @@ _BY_ID = Statement(select(*(runs.c[field.name] for field in fields(Run))).where(
 
 
 class Runs:
-    """Runs in a database. Every method joins the transaction of `connection` where one is given."""
+    """Runs in a database. Methods join the transaction of `connection` if given."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -54,8 +53,9 @@ class Runs:
         start_time: int | None = None,
         connection: Connection | None = None,
     ) -> Run:
-        """A new run in the experiment's organization. Where `run_id` is taken it is the run that is there as it is if it
-        `may_exist`; else `already_exists` is raised.
+        """Create a run in the experiment's organization.
+
+        If `run_id` exists, return that run unchanged with `may_exist`, else raise `already_exists`.
         """
         identifier = checked_run_id(run_id) if run_id is not None else uuid.uuid4().hex
         with writing(self._database, connection) as writer:
@@ -78,7 +78,7 @@ class Runs:
         status: str = "queued",
         connection: Connection | None = None,
     ) -> Run:
-        """The run of that id, made (and its experiment too) when it is missing. What is there already stays as it is."""
+        """Return the run with this id; if missing, create it and its experiment."""
         checked_run_id(run_id)
         with writing(self._database, connection) as writer:
             found = _find(writer, run_id)
@@ -95,9 +95,9 @@ class Runs:
     def set_status(
         self, run_id: str, status: str, *, end_time: int | None = None, connection: Connection | None = None
     ) -> Run:
-        """Move a run to one of `STATUSES`; nothing happens, and no event is written, when it is there already.
+        """Move a run to one of `STATUSES`; no event if it is there already.
 
-        A run that ends without `end_time` ends now; one that runs again has none.
+        Without `end_time`, a run that ends does so now, and a run that resumes has none.
         """
         checked_time(end_time, "end_time")
         with writing(self._database, connection) as writer:
@@ -106,7 +106,7 @@ class Runs:
             return self._change(writer, run, status_change(run, status, end_time))
 
     def follow_job(self, run_id: str, status: str, connection: Connection) -> Run:
-        """`set_status` of a job's run, also of one that somebody has deleted: its job starts and ends all the same."""
+        """Set the status of a job's run, even if the run is deleted."""
         run = _get(connection, run_id)
         return self._change(connection, run, status_change(run, status, None))
 
@@ -119,7 +119,7 @@ class Runs:
         name: str | None = None,
         connection: Connection | None = None,
     ) -> Run:
-        """Change what is given and nothing else, as MLflow does: its clients say themselves when a run ended."""
+        """Change only the given values: MLflow's clients set the end time themselves."""
         checked_time(end_time, "end_time")
         with writing(self._database, connection) as writer:
             run = _get(writer, run_id)
@@ -152,7 +152,7 @@ class Runs:
         status: str,
         start_time: int | None,
     ) -> Run | None:
-        """The new run, or None where one of that id exists."""
+        """Insert a run; return None if one with that id exists."""
         experiment = self._experiments.get(experiment_id, connection=writer)
         check_active(experiment)
         check_length("user_id", checked_text(user_id, "user_id"), MAX_USER)

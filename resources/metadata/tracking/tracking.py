@@ -1,4 +1,4 @@
-"""Tracking as one object: experiments, runs, what runs log, logged models, and how they are found, over one database."""
+"""All parts of tracking over one database, as one object."""
 
 from contextlib import AbstractContextManager
 
@@ -18,7 +18,7 @@ from resources.metadata.tracking.runs import Runs
 
 
 class Tracking:
-    """The parts of tracking. Every method of theirs takes a `connection` to take part in the caller's transaction."""
+    """The parts of tracking, whose methods accept a `connection` to join a transaction."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -36,9 +36,9 @@ class Tracking:
         self.logged_model_search = LoggedModelSearch(database)
 
     def read(self) -> AbstractContextManager[Connection]:
-        """As `write`, for what only reads: to begin and end a transaction costs more than to read a run in it."""
+        """Open a connection for reading: cheaper than `write`, because it needs no transaction."""
         return self._database.read()
 
     def write(self) -> AbstractContextManager[Connection]:
-        """A transaction over several of the parts."""
+        """Open a transaction over several of the parts."""
         return self._database.write()

@@ -1,1 +1,1 @@
-"""What requests log to runs, thousands of times a second: many in one transaction, or one the shortest way."""
+"""Write what runs log, thousands of times per second: grouped, or as single points."""

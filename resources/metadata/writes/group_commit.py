@@ -17,11 +17,11 @@ from resources.metadata.transactions import driver_errors
 from resources.metadata.writes import sqlite
 from resources.metadata.writes.write_decisions import Changes, KnownRows, RunWrite, WantedRows, decide_writes, wanted_rows
 
-# A group of writes in one transaction: what they need is read, what becomes of them is decided, and it is written.
+# A group of writes in one transaction: read the required rows, decide which writes are accepted, and write the changes.
 
 
 class RunRows(Protocol):
-    """A module that knows how one kind of database reads and writes the rows of runs."""
+    """The functions by which a kind of database reads and writes the rows of runs."""
 
     def begin(self, pooled: PoolProxiedConnection) -> None: ...
 
@@ -33,9 +33,9 @@ class RunRows(Protocol):
 def write_group(
     pooled: PoolProxiedConnection, dialect: Dialect, writes: Sequence[RunWrite], *, whole_transaction: bool = False
 ) -> list[HanzoError | None]:
-    """Store what the writes want, in the connection's transaction or in one of their own.
+    """Store the writes in the connection's transaction, or in a new one.
 
-    Returns for each write in its place why it was refused, or None. What one is refused for changes nothing for the others.
+    Returns for each write why it was refused, or None. A refused write does not affect the others.
     """
     rows = _rows_module(dialect)
     with driver_errors(dialect):
@@ -48,7 +48,7 @@ def write_group(
 
 
 def _rows_module(dialect: Dialect) -> RunRows:
-    """The statements in the dialect's words. Its driver is loaded only where it is used."""
+    """Return the module for the dialect; its driver is loaded only when needed."""
     if dialect.name != "postgresql":
         return sqlite
     from resources.metadata.writes import postgresql_batches
@@ -56,19 +56,18 @@ def _rows_module(dialect: Dialect) -> RunRows:
     return postgresql_batches
 
 
-# One thread that stores what requests log: those that come in together share a transaction, and each is answered after
-# its commit.
+# One thread that stores what requests log: concurrent requests share a transaction, and are answered after its commit.
 #
-# One commit for many requests is what makes logging fast; the rules are in `write_decisions`. Nothing is kept between
-# transactions, because other processes write to the same database. A point that comes in while nothing else does goes a
-# shorter way (`SinglePointWriter` of `postgresql_points` and of `sqlite`).
+# One commit for many requests is what makes logging fast; the rules are in `write_decisions`. Nothing is cached between
+# transactions, because other processes write to the same database. A point that arrives while the writer is idle takes a
+# shortcut (`SinglePointWriter` of `postgresql_points` and of `sqlite`).
 
 log = logging.getLogger(__name__)
 
 MAX_WAITING = 1000
-"""Requests that may wait at once; the next ones wait before their bodies are read."""
+"""Maximum number of requests waiting at once; further ones wait before their bodies are read."""
 MAX_GROUP = 10_000
-"""Metrics, params and tags in one transaction: about a tenth of a second."""
+"""Maximum number of metrics, params and tags in one transaction: about a tenth of a second."""
 MAX_ATTEMPTS = 3
 DEADLOCK = "40P01"
 
@@ -80,7 +79,7 @@ class WaitingWrite(NamedTuple):
 
 
 class SinglePointStore(Protocol):
-    """The shorter way of a database."""
+    """The shortcut for single points."""
 
     async def store(self, write: RunWrite) -> bool: ...
 
@@ -88,7 +87,7 @@ class SinglePointStore(Protocol):
 
 
 class RunWriter:
-    """Give it writes from one event loop. Its thread starts with the first of them and ends with `close`."""
+    """Accepts writes from one event loop; its thread runs from the first write until `close`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -99,12 +98,12 @@ class RunWriter:
         self._unanswered = 0
         self._next_points = open_single_point_writer(database)
         self.slots = asyncio.Semaphore(MAX_WAITING)
-        """Held by each request from when its body is there until it is answered."""
+        """Held by each request from the end of its body to its answer."""
         self.arriving = asyncio.Semaphore(MAX_WAITING)
-        """Held beside it by those whose body comes in parts, from its first part on."""
+        """Also held, from the first part on, by requests whose body arrives in parts."""
 
     async def store(self, write: RunWrite) -> None:
-        """Returns once the write is committed.
+        """Store a write; returns after its commit.
 
         Raises:
             HanzoError: it was refused, or the server is shutting down: nothing of it is stored.
@@ -130,7 +129,7 @@ class RunWriter:
         await answer
 
     def close(self) -> None:
-        """Store what waits, then end the thread. Later writes are refused."""
+        """Store waiting writes, then end the thread. Later writes are refused."""
         self._closed = True
         self._next_points.close()
         self._queue.put(None)
@@ -151,9 +150,9 @@ class RunWriter:
                 loop.call_soon_threadsafe(self._refuse_remaining, group)
 
     def _refuse_remaining(self, group: Sequence[WaitingWrite]) -> None:
-        """Refuse what the thread left behind: the group that it died of, and what waits.
+        """Refuse the writes that the thread left behind: its failed group, and the queue.
 
-        In the event loop, where writes are queued, so that none is queued between this and the next thread.
+        Runs in the event loop, where writes are queued, so that none is queued between this and the next thread.
         """
         self._thread = None
         _answer(group, [_shutting_down()] * len(group))
@@ -166,7 +165,7 @@ class RunWriter:
                 _answer([waiting], [_shutting_down()])
 
     def _next_group(self) -> list[WaitingWrite]:
-        """What waits, as far as one transaction should carry it; empty when it is time to end."""
+        """Return waiting writes for one transaction; empty when the thread must end."""
         group: list[WaitingWrite] = []
         size = 0
         waiting = self._queue.get()
@@ -184,7 +183,7 @@ class RunWriter:
         return group
 
     def _commit(self, writes: Sequence[RunWrite]) -> Sequence[Exception | None]:
-        """Store a group. When the database refuses it, each write is tried alone, so that only the cause is refused."""
+        """Store a group; on bad data, retry each write alone to isolate the cause."""
         for attempt in range(MAX_ATTEMPTS):
             try:
                 return self._transaction(writes)
@@ -212,10 +211,11 @@ class RunWriter:
             raise
 
     def _discard_connection(self) -> None:
-        """Whatever happened to the connection, the next transaction has another one."""
+        """Discard the connection after any error, so that the next transaction opens another."""
         pooled, self._pooled = self._pooled, None
         if pooled is not None:
-            # Closing is not enough: SQLite holds its lock until the last statement is forgotten, which an error remembers.
+            # Closing is not enough: SQLite holds its lock until the last statement is freed, to which an error holds a
+            # reference.
             with suppress(Exception):
                 pooled.rollback()
             pooled.invalidate()
@@ -232,7 +232,7 @@ def _answer(group: Sequence[WaitingWrite], answers: Sequence[Exception | None]) 
 
 
 def open_single_point_writer(database: Database) -> SinglePointStore:
-    """The shorter way for a point that is alone. The database's driver is loaded only where it is used."""
+    """Open the shortcut for single points; the driver is loaded only when needed."""
     if database.engine.dialect.name == "postgresql":
         from resources.metadata.writes import postgresql_points
 

@@ -1,8 +1,7 @@
-"""Rows that runs log, in PostgreSQL: arrays instead of rows, and statements sent together, because every answer that is
-waited for costs as much as a statement.
+"""Write logged rows to PostgreSQL: arrays instead of rows, in pipelined statements.
 
-A group first locks the rows of its runs, in their order. So whoever writes to the same runs waits, what was read stays
-true until the commit, and two groups never wait for each other.
+Pipelined, because waiting for a result costs as much as a statement. A group first locks the rows of its runs in sorted
+order: other writers to the same runs wait, what was read stays valid until the commit, and groups cannot deadlock.
 """
 
 import struct
@@ -14,7 +13,7 @@ from resources.metadata.postgresql_pipeline import Pipeline, number_array, text_
 from resources.metadata.writes.write_decisions import Changes, Key, KnownRows, RunRow, Series, Value, WantedRows
 
 COPY_FROM = 50
-"""New points from which COPY is faster than an INSERT, which looks every row up first but costs no answer of its own."""
+"""Minimum number of new points for COPY, which is faster than an INSERT with a look-up per row, but costs a round trip."""
 
 STATEMENTS = {
     b"begin": b"BEGIN",
@@ -54,11 +53,11 @@ Point = tuple[int, int, int, float, bool]
 
 
 def begin(pooled: PoolProxiedConnection) -> None:
-    """Nothing yet: the transaction begins together with `read`."""
+    """Do nothing: the transaction begins together with `read`."""
 
 
 def read(pooled: PoolProxiedConnection, wanted: WantedRows) -> KnownRows:
-    """The rows that exist, with the rows of the runs locked."""
+    """Return the existing rows, and lock those of the runs."""
     pipeline = Pipeline(pooled, STATEMENTS)
     pipeline.add(b"runs", (text_array(wanted.runs),))
     if wanted.params:
@@ -74,7 +73,7 @@ def read(pooled: PoolProxiedConnection, wanted: WantedRows) -> KnownRows:
 
 
 def write(pooled: PoolProxiedConnection, known: KnownRows, changes: Changes, commit: bool) -> None:
-    """Write the rows, and end the transaction in the same breath where `commit` says so."""
+    """Write the rows, and commit in the same round trip if `commit`."""
     pipeline = Pipeline(pooled, STATEMENTS)
     ids = {name: series.id for name, series in known.series.items()}
     new = [(*name, *value) for name, value in changes.newest.items() if name not in ids]

@@ -1,9 +1,9 @@
-"""A run's next point in PostgreSQL, the commonest write of all: one statement, awaited by the event loop itself.
+"""Store a run's next point in PostgreSQL by one statement of the event loop.
 
-The group writer asks for rows, decides, and writes: for a request that is alone that is two answers to wait for, and two
-changes of thread. Whether a point may be added behind its series can be said in the statement that adds it: the run is
-there, active and the caller's, and the series is there and its newest point older. Where one of them is not so, or anything
-goes wrong, the group writer takes the request up and says why: a point that it sends once more is stored once.
+This is the most frequent write. The group writer reads rows, decides, and writes: for a single request that costs two round
+trips and two thread switches. The conditions for appending a point fit into the statement that appends it: the run exists,
+is active and belongs to the caller, and the series exists and its newest point is older. If one of them fails, or on any
+error, the group writer handles the request and reports the reason: storing a point twice is idempotent.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from resources.metadata.writes.write_decisions import RunWrite
 
 STATEMENT_NAME = b"next_point"
-# The run's row is locked before the series', as group writers do: neither waits for the other while it holds what it wants.
+# The run's row is locked before the series', in the same order as group writers do, to avoid deadlocks.
 STATEMENT = b"""WITH run AS (
         UPDATE runs SET revision = revision + 1
         WHERE id = $1 AND lifecycle_stage = 'active' AND ($2::text IS NULL OR organization = $2) RETURNING id
@@ -36,9 +36,9 @@ STORED = b"INSERT 0 1"
 
 
 class SinglePointWriter:
-    """One connection, one statement at a time, all from one event loop; only `close` may be called from elsewhere.
+    """One connection, one statement at a time, from one event loop; only `close` is thread-safe.
 
-    The loop watches the connection for as long as there is one: to ask it for each answer anew took nine system calls.
+    The loop watches the connection permanently: registering it for each result cost nine system calls.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -49,7 +49,7 @@ class SinglePointWriter:
         self._closed = False
 
     async def store(self, write: RunWrite) -> bool:
-        """Whether the point is committed. Where it is not, nothing is known of it: ask the group writer."""
+        """Store a point. Returns whether it was committed; if not, use the group writer."""
         if self._busy or self._closed:
             return False
         self._busy = True
@@ -63,7 +63,7 @@ class SinglePointWriter:
             self._disconnect()
             return False
         except BaseException:
-            # Left in the middle of an answer, a connection would give it to the next one who asks.
+            # Interrupted while a result is pending: the next statement on this connection would receive it.
             self._disconnect()
             raise
         finally:
@@ -72,7 +72,7 @@ class SinglePointWriter:
                 self._disconnect()
 
     def close(self) -> None:
-        """A statement that is under way ends first. The connection is let go of by the loop that watches it."""
+        """Close the connection in its event loop, after the statement in progress."""
         self._closed = True
         if self._loop is None or self._loop.is_closed():
             self._disconnect_unless_busy()
@@ -98,7 +98,10 @@ class SinglePointWriter:
 
 
 class _Connection:
-    """Watched by the loop, and never closed while it is: the loop would miss whatever has the same number next."""
+    """A connection that the loop watches until it is closed.
+
+    If it were closed while watched, the loop could miss events of a later socket with the same number.
+    """
 
     def __init__(self, pooled: PoolProxiedConnection, loop: asyncio.AbstractEventLoop) -> None:
         self._pooled = pooled
@@ -111,19 +114,19 @@ class _Connection:
 
     @property
     def is_lost(self) -> bool:
-        """It broke while nobody waited for an answer."""
+        """Whether the connection broke while no statement was waiting."""
         return not self._watched
 
     async def tag(self, values: list[bytes | None]) -> bytes:
-        """Execute the statement in a transaction of its own. Returns what PostgreSQL says that it did.
+        """Execute the statement in its own transaction. Returns PostgreSQL's command tag.
 
         Raises:
-            psycopg.Error: it did nothing, or the connection is lost.
+            psycopg.Error: nothing was written, or the connection is lost.
         """
         self._answered = self._loop.create_future()
         self._pgconn.send_query_prepared(STATEMENT_NAME, values)
         if self._pgconn.flush():
-            raise psycopg.OperationalError("the connection does not take a few hundred bytes")
+            raise psycopg.OperationalError("the connection does not accept a few hundred bytes")
         await self._answered
         tag = b""
         while (result := self._pgconn.get_result()) is not None:
@@ -137,7 +140,7 @@ class _Connection:
         self._pooled.invalidate()
 
     def _read(self) -> None:
-        """Called when there is something to read: an answer, or the end of the connection."""
+        """Read from the socket: a result, or the end of the connection."""
         answered = self._answered
         try:
             self._pgconn.consume_input()

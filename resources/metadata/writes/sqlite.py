@@ -13,13 +13,13 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from resources.metadata.writes.write_decisions import Changes, Key, KnownRows, RunRow, RunWrite, Series, Value, WantedRows
 
-# Rows that runs log, in SQLite: few statements over many rows each.
+# Batches: few statements with many rows each.
 #
-# Python gives up its lock at every statement and waits for it again, up to 5 ms while the event loop is busy: a statement
-# for each row would make a group take as long as its rows are many.
+# Python releases its lock at every statement and waits for it again, up to 5 ms while the event loop is busy: with one
+# statement per row, a group's duration would grow with its rows.
 
 ROWS = (1000, 100, 10, 1)
-"""Rows in one INSERT: few different statements, which SQLite prepares once, and none over its 32,766 variables."""
+"""Rows per INSERT: few distinct statements, which SQLite prepares once, and none above its 32,766 variables."""
 
 _RUNS = "SELECT id, lifecycle_stage, organization FROM runs WHERE id IN (SELECT value FROM json_each(?))"
 _PARAMS = """SELECT t.run_id, t.key, t.value FROM json_each(?) AS wanted CROSS JOIN params AS t
@@ -32,7 +32,7 @@ _NEWEST = (
     """ ON CONFLICT (run_id, key) DO UPDATE SET step = excluded.step, timestamp = excluded.timestamp,
     value = excluded.value, is_nan = excluded.is_nan RETURNING run_id, key, id""",
 )
-# By a quarter faster than ON CONFLICT, and than neither of them, for which SQLite notes how to take a statement back.
+# A quarter faster than ON CONFLICT, and than a plain INSERT, for which SQLite records how to undo the statement.
 _POINTS = ("INSERT OR IGNORE INTO metrics (series, step, timestamp, value, is_nan) VALUES ", "")
 _NEW_PARAMS = ("INSERT INTO params (run_id, key, value) VALUES ", "")
 _TAGS = (
@@ -52,7 +52,7 @@ def begin(pooled: PoolProxiedConnection) -> None:
 
 
 def read(pooled: PoolProxiedConnection, wanted: WantedRows) -> KnownRows:
-    """The rows that exist. The transaction holds SQLite's one write lock already, so that they stay as they are."""
+    """Return the existing rows, which SQLite's only write lock already protects from changes."""
     cursor = _cursor(pooled)
     runs = {row[0]: RunRow(*row[1:]) for row in cursor.execute(_RUNS, (_json(wanted.runs),))}
     params: dict[Key, str] = {}
@@ -66,7 +66,7 @@ def read(pooled: PoolProxiedConnection, wanted: WantedRows) -> KnownRows:
 
 
 def write(pooled: PoolProxiedConnection, known: KnownRows, changes: Changes, commit: bool) -> None:
-    """Write the rows, and end the transaction where `commit` says so."""
+    """Write the rows, and commit if `commit`."""
     cursor = _cursor(pooled)
     if changes.runs:
         cursor.execute(_REVISE_RUNS, (_json(sorted(changes.runs)),))
@@ -96,7 +96,7 @@ def _points(changes: Changes, ids: dict[Key, int]) -> list[float]:
 
 
 def _insert(cursor: sqlite3.Cursor, statement: tuple[str, str], columns: int, rows: Sequence[Any]) -> list[Any]:
-    """Insert the rows, which follow each other value by value. Returns the rows that the statement returns."""
+    """Insert rows, given as one flat sequence of values. Returns the statement's result rows."""
     returned: list[Any] = []
     start = 0
     for count in ROWS:
@@ -123,15 +123,14 @@ def _cursor(pooled: PoolProxiedConnection) -> sqlite3.Cursor:
     return cursor
 
 
-# A run's next point in SQLite, the commonest write of all: stored by the event loop itself, which changes no thread for
-# it.
+# A run's next point in SQLite, the most frequent write: stored by the event loop itself, without a thread switch.
 #
-# The short way of `postgresql_points`, with its rule: what it does not store is the group writer's. The event loop
-# serves others too, so it waits neither for another writer's lock nor for a checkpoint: what is committed stands in the
-# write-ahead log, where it survives the death of any process, until a commit of somebody else moves it into the database.
+# The shortcut of `postgresql_points`, with its rule: what it does not store is handled by the group writer. It must not
+# block the event loop, so it waits neither for another writer's lock nor for a checkpoint: a commit stays in the
+# write-ahead log, which survives the kill of any process, until a later commit of another writer checkpoints it.
 
 CHECKPOINT_INTERVAL = 160
-"""One of so many points is the group writer's, whose commit checkpoints a log of 1,000 pages: a point writes about six."""
+"""One in this many points goes to the group writer, whose commit checkpoints 1,000 log pages: a point writes about six."""
 
 _UPDATE_SERIES = """UPDATE latest_metrics SET step = ?1, timestamp = ?2, value = ?3, is_nan = ?4
     WHERE run_id = ?5 AND key = ?6 AND (step, timestamp, value) < (?1, ?2, ?3) AND EXISTS (
@@ -144,7 +143,7 @@ _REVISE_RUN = "UPDATE runs SET revision = revision + 1 WHERE id = ?"
 
 
 class SinglePointWriter:
-    """One connection, all from one event loop; only `close` may be called from elsewhere, when that loop stores no more."""
+    """One connection, used by one event loop; call `close` elsewhere only after its last write."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -154,7 +153,7 @@ class SinglePointWriter:
         self._attempts = 0
 
     async def store(self, write: RunWrite) -> bool:
-        """Whether the point is committed. Where it is not, nothing of it is stored: ask the group writer."""
+        """Store a point. Returns whether it was committed; if not, nothing of it is stored."""
         if self._closed or self._connecting:
             return False
         self._attempts += 1

@@ -1,7 +1,7 @@
-"""What requests want to log to runs, and what becomes of it: which are refused, and which rows change.
+"""Decide which log requests are accepted, and which rows they change.
 
-Pure: no database. Many requests are decided at once, in their order, so that one transaction carries them all; what a
-request is refused for touches no other. How rows are read and written is in `sqlite` and `postgresql_batches`.
+Pure: no database. Many requests are decided together, in their order, so that one transaction stores them all; a refused
+request does not affect the others. `sqlite` and `postgresql_batches` read and write the rows.
 """
 
 from collections import Counter
@@ -30,22 +30,22 @@ MAX_PARAMS = 100
 MAX_TAGS = 100
 MAX_ENTITIES = 1000
 MAX_SHOWN = 250
-"""Characters of a param's value in a refusal, which may have to show a hundred of them."""
+"""Maximum length of a param's value in an error, which may show a hundred of them."""
 
 Key = tuple[str, str]
-"""A run and the key of a metric, a param or a tag in it."""
+"""A run id, and the key of a metric, param or tag."""
 Value = tuple[int, int, float, bool]
 """Step, timestamp, value and is_nan: a row of `metrics` without its series."""
 Points = dict[str, list[Value]]
-"""What a request logs, by the key of the metric. A thousand points have few keys, so what is done by key is done seldom."""
+"""Points of a request by metric key: a thousand points have few keys, so work per key is rare."""
 point_age = itemgetter(0, 1, 2)
-"""What the newest value of a series is the largest by; of two alike it is the first."""
+"""The newest value of a series is the largest by this key; the first of equal ones."""
 
 
 class RunWrite(msgspec.Struct, frozen=True, gc=False):
-    """One request, valid by itself (`run_write` makes it): all of it is stored or nothing.
+    """One valid request (see `run_write`), stored completely or not at all.
 
-    A struct, because each logged metric makes two.
+    A struct, because each logged metric creates two.
     """
 
     run_id: str
@@ -53,11 +53,11 @@ class RunWrite(msgspec.Struct, frozen=True, gc=False):
     params: dict[str, str]
     tags: dict[str, str]
     organization: str | None
-    """Whose runs the caller may write to; None for the product itself, which may write to all."""
+    """Organization whose runs may be written; None for the product itself, which may write to all."""
     tally: Tally | None = None
-    """Where the call is counted, in the transaction that stores what it wants; None where it is on record otherwise."""
+    """Count of the call, updated in the same transaction; None if the call is audited elsewhere."""
     batch: bool = True
-    """Whether it is a batch, of which an error names all params that would change."""
+    """Whether it is a batch, whose errors name all params that would change."""
 
     @property
     def size(self) -> int:
@@ -68,7 +68,7 @@ class RunWrite(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_point(self) -> bool:
-        """One metric's value, and nothing else."""
+        """Whether it is a single metric value and nothing else."""
         return len(self.points) == 1 and self.size == 1
 
 
@@ -78,7 +78,7 @@ class RunRow(NamedTuple):
 
 
 class Series(NamedTuple):
-    """The row of `latest_metrics`: the number of the series and its newest value."""
+    """A row of `latest_metrics`: the series number and its newest value."""
 
     id: int
     newest: Value
@@ -86,7 +86,7 @@ class Series(NamedTuple):
 
 @dataclass(frozen=True)
 class WantedRows:
-    """The rows that a group of writes depends on. Sorted, so that groups which lock rows cannot wait for each other."""
+    """Rows on which a group of writes depends; sorted, so that locking cannot deadlock."""
 
     runs: list[str]
     params: list[Key]
@@ -95,7 +95,7 @@ class WantedRows:
 
 @dataclass(frozen=True)
 class KnownRows:
-    """Those of the wanted rows that exist."""
+    """The wanted rows that exist."""
 
     runs: dict[str, RunRow]
     params: dict[Key, str]
@@ -104,9 +104,9 @@ class KnownRows:
 
 @dataclass
 class Changes:
-    """The rows to write. Points are kept once each; `fresh` ones lie behind every stored point of their series.
+    """The rows to write, each point once. `runs` are those with any change.
 
-    `runs` are those of which something changes.
+    `fresh` points are newer than every stored point of their series.
     """
 
     runs: set[str] = field(default_factory=set)
@@ -122,7 +122,7 @@ class Changes:
 @dataclass(frozen=True)
 class Decision:
     refusals: list[HanzoError | None]
-    """For each write in its place: why it is refused, or None."""
+    """For each write, in order: why it is refused, or None."""
     changes: Changes
 
 
@@ -135,9 +135,10 @@ def run_write(
     *,
     batch: bool = True,
 ) -> RunWrite:
-    """A request that is valid as far as that can be told without the database.
+    """Return a request, validated as far as possible without the database.
 
-    `batch` says how errors name its parts, and that what can be no run id is refused: MLflow's other calls do not find it.
+    `batch` determines how errors name its parts, and whether an invalid run id is refused: MLflow's other calls report it
+    as not found.
     """
     return run_write_from_points(run_id, group_points(metrics), params, tags, organization, batch=batch)
 
@@ -158,7 +159,7 @@ def run_write_from_points(
     *,
     batch: bool = True,
 ) -> RunWrite:
-    """`run_write` of points that are by their keys already."""
+    """Call `run_write` with points that are grouped by key already."""
     check_batch(sum(map(len, points.values())), len(params), len(tags))
     new_params = unique_params(
         checked_param(key, value, f"params[{index}]" if batch else "") for index, (key, value) in enumerate(params)
@@ -186,7 +187,7 @@ def check_batch(metrics: int, params: int, tags: int) -> None:
 
 
 def unique_params(pairs: Iterable[Key]) -> dict[str, str]:
-    """Params of one request, each key once."""
+    """Return the params of one request; duplicate keys are refused."""
     found: dict[str, str] = {}
     for key, value in pairs:
         if key in found:
@@ -220,7 +221,7 @@ def wanted_rows(writes: Iterable[RunWrite]) -> WantedRows:
 
 
 def decide_writes(writes: Sequence[RunWrite], known: KnownRows) -> Decision:
-    """Take the writes one after another, each as if those before it were stored already."""
+    """Decide the writes in order, each as if the accepted ones before it were stored."""
     changes = Changes()
     refusals: list[HanzoError | None] = []
     for write in writes:
@@ -236,7 +237,7 @@ def decide_writes(writes: Sequence[RunWrite], known: KnownRows) -> Decision:
 
 def _check(write: RunWrite, known: KnownRows, changes: Changes) -> None:
     run = known.runs.get(write.run_id)
-    # A run of another organization does not exist for the caller: its message must not tell the two apart.
+    # To the caller, a run of another organization does not exist: the error must be the same.
     if run is None or write.organization not in (None, run.organization):
         raise run_not_found(write.run_id)
     check_run_active(write.run_id, run.lifecycle_stage)
@@ -251,7 +252,7 @@ def _check(write: RunWrite, known: KnownRows, changes: Changes) -> None:
 
 
 def changed_params_error(write: RunWrite, clashes: list[dict[str, str]]) -> HanzoError:
-    """In MLflow's words, which differ for a param that comes alone and for those of a batch, all of which are named."""
+    """Return MLflow's error for changed params; its text differs for a batch, which lists all."""
     if not write.batch:
         key, old, new = clashes[0].values()
         return invalid(
@@ -272,7 +273,7 @@ def _accept(write: RunWrite, known: KnownRows, changes: Changes) -> None:
         if (run_id, key) not in known.params:
             changes.params[run_id, key] = value
     for key, value in write.tags.items():
-        # As in MLflow, no run loses its name: the tag would be empty, and the name would not.
+        # As in MLflow, an empty name tag is ignored: the run keeps its name.
         if value or key != NAME_TAG:
             changes.tags[run_id, key] = value
     if write.tags.get(NAME_TAG):
@@ -285,7 +286,7 @@ def _accept_points(name: Key, values: list[Value], known: KnownRows, changes: Ch
     series = known.series.get(name)
     fresh = values
     if series is not None:
-        # The newest stored value is the largest, so what is larger is not stored yet. NaN counts as 0.0, as in MLflow.
+        # The newest stored value is the largest, so larger ones are not stored yet. NaN counts as 0.0, as in MLflow.
         newest = (*series.newest[:3], True)
         fresh = [value for value in values if value > newest]
         if len(fresh) < len(values):
@@ -294,7 +295,7 @@ def _accept_points(name: Key, values: list[Value], known: KnownRows, changes: Ch
         return
     changes.fresh.setdefault(name, {}).update(dict.fromkeys(fresh))
     largest = max(fresh)
-    if largest[3]:  # of a NaN and a zero that are as old, the larger tuple need not be the first
+    if largest[3]:  # a NaN and a zero may be equally old, then the larger tuple need not be the first
         largest = max(fresh, key=point_age)
     best = changes.newest.get(name)
     if best is None or point_age(largest) > point_age(best):

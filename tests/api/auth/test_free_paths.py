@@ -51,4 +51,4 @@ def test_signed_in_a_relative_place_is_none(signed_in: SignedIn) -> None:
     answer = signed_in.acme.admin.post(
         f"{MLFLOW}/experiments/create", json={"name": "relative", "artifact_location": "my_location"}
     )
-    assert answer.status_code == 400 and "names no place here" in answer.json()["message"]
+    assert answer.status_code == 400 and "relative path is not allowed" in answer.json()["message"]

@@ -1,4 +1,4 @@
-"""an index by which the first of the events since a time is found"""
+"""index to find the first event since a time"""
 
 from alembic import op
 

@@ -1,4 +1,4 @@
-"""GPUs that attempts of jobs held, metered by the control plane"""
+"""GPUs held by job attempts, metered by the control plane"""
 
 from typing import Any
 
@@ -31,9 +31,9 @@ def upgrade() -> None:
 
 
 def read_completed_hours(connection: sa.Connection) -> list[dict[str, object]]:
-    """What earlier releases recorded in `job.completed`: that many hours of one GPU, so that counters go on.
+    """Return usage that continues the counters of earlier releases, from `job.completed` events.
 
-    Not the runs' metrics: any user may write those.
+    Their hours become hours of one GPU. The runs' metrics are not used: any user may write those.
     """
     events, tags = sa.table("events"), sa.table("run_tags")
     completed = (

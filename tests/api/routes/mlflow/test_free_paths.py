@@ -160,7 +160,7 @@ def test_elsewhere_only_the_client_reads_and_writes(server: ArtifactServer, clie
     assert [entry.path for entry in client.list_artifacts(run.info.run_id)] == ["f.txt"]
     for path in (f"{MLFLOW}/artifacts/list?run_id={run.info.run_id}", f"/get-artifact?run_id={run.info.run_id}&path=f.txt"):
         status, answer = asked(server, "GET", path)
-        assert status == 400 and "where this server does not look" in answer["message"]
+        assert status == 400 and "which this server cannot read" in answer["message"]
     client.create_registered_model("kept elsewhere")
     version = client.create_model_version("kept elsewhere", f"{run.info.artifact_uri}/f.txt", run.info.run_id)
     assert client.get_model_version_download_uri("kept elsewhere", version.version) == f"{run.info.artifact_uri}/f.txt"

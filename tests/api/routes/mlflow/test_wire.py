@@ -380,13 +380,13 @@ def test_a_list_of_one_may_end_with_a_comma_as_pythons_tuples_do(http: TestClien
         ("models:/m/1", "cannot be a models:/ URI"),
         ("http://127.0.0.1:1/x", "names a server"),
         ("mlflow-artifacts://host/x", "names a server"),
-        ("mlflow-artifacts:/a/../b", "means the same to everybody"),
-        ("mlflow-artifacts:/a%2e%2e/b", "means the same to everybody"),
-        ("mlflow-artifacts:/7/x", "are taken"),
-        ("mlflow-artifacts:/models", "are taken"),
+        ("mlflow-artifacts:/a/../b", "must be normalized"),
+        ("mlflow-artifacts:/a%2e%2e/b", "must be normalized"),
+        ("mlflow-artifacts:/7/x", "are reserved"),
+        ("mlflow-artifacts:/models", "are reserved"),
         ("s3://hanzo-ml/datasets/x", "own store"),
         ("s3://hanzo-models/x", "own store"),
-        ("http://[x", "no URI"),
+        ("http://[x", "not a URI"),
     ],
 )
 def test_an_artifact_location_is_a_plain_address(http: TestClient, location: str, message: str) -> None:

@@ -205,7 +205,7 @@ def test_the_history_of_models_grows(tracking: Tracking) -> None:
         tracking.model_history.append("run", {"artifact_path": f"m{number}"})
     assert tracking.run_data.tags("run")["mlflow.log-model.history"] == '[{"artifact_path": "m0"}, {"artifact_path": "m1"}]'
     tracking.run_data.set_tag("run", "mlflow.log-model.history", "mine")
-    with pytest.raises(HanzoError, match="is no list of models"):
+    with pytest.raises(HanzoError, match="is not a list of models"):
         tracking.model_history.append("run", {})
 
 
