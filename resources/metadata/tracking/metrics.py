@@ -89,8 +89,7 @@ def _point(row: object) -> MetricPoint:
 # first point of each part is taken. These rows depend only on their number, so the database counts and returns no others.
 
 STEP_ORDER = (metrics.c.step, metrics.c.timestamp, metrics.c.value, metrics.c.is_nan)
-"""The order of the primary key, which needs no sorting."""
-"""Also the order in which samples are returned."""
+"""The order of the primary key, which needs no sorting, and of samples."""
 
 
 @dataclass(frozen=True)

@@ -488,7 +488,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("run_id", "key"),
         sqlite_with_rowid=False,
     )
-    # Indexes on prefixes: values may exceed an index entry. PostgreSQL only: SQLite would not use them.
+    # A value may be longer than an entry of an index, and SQLite would not take these indexes.
     if op.get_bind().dialect.name == "postgresql":
         for table in ("run_tags", "params"):
             op.create_index(f"{table}_by_value", table, ["key", sa.text('"left"(value, 64)')])

@@ -1,4 +1,4 @@
-"""order of a run's inputs and models; models unknown to this server"""
+"""the order in which a run's inputs and models were logged; models of a run that this server does not know"""
 
 import sqlalchemy as sa
 from alembic import op
@@ -9,11 +9,11 @@ branch_labels = None
 depends_on = None
 
 NAMES = {"fk": "%(table_name)s_%(column_0_name)s_fkey"}
-"""PostgreSQL's default name, given to what the first migration left unnamed: SQLite needs one to drop it."""
+"""As PostgreSQL names what the first migration left without a name: SQLite has no name to drop it by."""
 
 
 def upgrade() -> None:
-    # Existing rows all get place 0, and keep their previous order among each other.
+    # Rows of before share the first place: among each other they come in the order that they came in before.
     op.add_column("run_inputs", sa.Column("place", sa.Integer(), nullable=False, server_default=sa.text("0")))
     with op.batch_alter_table("run_models", naming_convention=NAMES) as batch_op:
         batch_op.add_column(sa.Column("place", sa.Integer(), nullable=False, server_default=sa.text("0")))

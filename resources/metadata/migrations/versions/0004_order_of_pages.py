@@ -1,4 +1,4 @@
-"""indexes for pages of jobs and for the events of one key"""
+"""indexes by which a page of jobs, and the events about one thing, are found where there are many"""
 
 from alembic import op
 

@@ -1,4 +1,4 @@
-"""index to find the first event since a time"""
+"""an index by which the first of the events since a time is found"""
 
 from alembic import op
 

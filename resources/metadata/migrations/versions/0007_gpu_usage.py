@@ -1,4 +1,4 @@
-"""GPUs held by job attempts, metered by the control plane"""
+"""GPUs that attempts of jobs held, metered by the control plane"""
 
 from typing import Any
 
@@ -31,9 +31,9 @@ def upgrade() -> None:
 
 
 def read_completed_hours(connection: sa.Connection) -> list[dict[str, object]]:
-    """Return usage that continues the counters of earlier releases, from `job.completed` events.
+    """What earlier releases recorded in `job.completed`: that many hours of one GPU, so that counters go on.
 
-    Their hours become hours of one GPU. The runs' metrics are not used: any user may write those.
+    Not the runs' metrics: any user may write those.
     """
     events, tags = sa.table("events"), sa.table("run_tags")
     completed = (
