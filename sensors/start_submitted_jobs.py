@@ -250,7 +250,7 @@ def decide_start(
 
 
 def decide_launched_job(instance: dg.DagsterInstance, job: JobRecord) -> Decision:
-    """Wait for the queued run of a job launched in Dagster; a second would duplicate it."""
+    """Wait for the queued run of a job launched in Dagster; never start another."""
     if newest_run(instance, job.id, resumed_at=0) is None:
         return Decision(fail="its run was deleted in Dagster before it began: launch it again in a new partition")
     return Decision(wait="waits for its turn in Dagster's queue")
