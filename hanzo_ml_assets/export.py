@@ -120,9 +120,9 @@ def recorded_failure(control_plane: ControlPlane, version: ModelVersion) -> Iter
 
 
 def export_job(model: ModelDefinition, trained: JobRecord, version: ModelVersion, control_plane: ControlPlane) -> Job:
-    """Return the job that exports a version; registered files are never overwritten.
+    """Return the job that exports a version.
 
-    Other work than made them gets another path.
+    Registered files are never overwritten: an export with other inputs or parameters gets its own path.
     """
     record = read_record(control_plane.store, trained.artifact("run"))
     recipe = record.recipe

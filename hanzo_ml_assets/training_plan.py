@@ -121,7 +121,9 @@ def find_version(reference: str, job: JobRecord, control_plane: ControlPlane) ->
 
 
 def check_hardware_fit(recipe: Recipe, shape: Architecture | None) -> None:
-    """Check that the recipe fits its hardware, as submission does for named recipes.
+    """Check that the recipe fits its hardware.
+
+    Submission does that only for recipes that the job names, not for a definition's or for launches in the Dagster UI.
 
     Raises:
         BadConfiguration: it does not; the message has the nearest recipe that fits.
@@ -135,8 +137,8 @@ def check_hardware_fit(recipe: Recipe, shape: Architecture | None) -> None:
 def check_base_model(reference: BaseModelRef, store: Store) -> None:
     """Verify the hash of a local base model that no job has used yet.
 
-    Otherwise the program would detect a mismatch only after its GPUs are allocated.
-    Packages, and folders that only pods see, are verified by the program, because their files are not here.
+    Otherwise the program would detect a mismatch only after its GPUs are allocated. It does verify packages, and folders
+    that only pods see, because their files are not here.
 
     Raises:
         BadConfiguration: the folder is incomplete or differs from the recipe's pinned hash.
