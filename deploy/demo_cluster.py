@@ -1,7 +1,8 @@
-"""`make demo-cluster`: Hanzo ML on the cluster that KUBECONFIG names, from nothing to a served and proved model.
+"""`make demo-cluster`: install Hanzo ML on the cluster of KUBECONFIG and run the demo.
 
-Makes the keys, applies `overlays/demo` and the queues, waits, puts the base model into the object store, and runs the demo.
-`make demo-cluster-down` removes all of it. The cluster needs Kueue and JobSet.
+The demo covers everything from an empty cluster to a served and proved model: create keys, apply `overlays/demo` and the
+queues, wait, upload the base model, run the demo. `make demo-cluster-down` removes everything. The cluster needs Kueue and
+JobSet.
 """
 
 import json
@@ -35,7 +36,7 @@ from resources.settings.settings import Settings
 OVERLAY = Path(__file__).resolve().parent / "kubernetes" / "overlays" / "demo"
 NAMESPACE = "hanzo"
 RECIPE = "smollm2-135m-lora"
-"""Of the demo's model."""
+"""Recipe of the demo's model."""
 SECRET, SIGN_IN, SIGN_IN_KEY = "hanzo-ml-secrets", "demo-sign-in", "demo-sign-in-key"
 READY_SECONDS = 600
 TOKEN_SECONDS = 12 * 3600
@@ -48,10 +49,10 @@ class DemoCluster:
     """One installation of the demo.
 
     Args:
-        kubectl: the command that reaches the cluster as an administrator.
-        overlay: what is applied.
-        config: the configuration file in it.
-        keys: values of the Secret in place of made ones.
+        kubectl: command with administrator access to the cluster.
+        overlay: the overlay to apply.
+        config: its configuration file.
+        keys: values of the Secret that replace generated ones.
     """
 
     kubectl: Sequence[str] = ("kubectl",)
@@ -60,15 +61,15 @@ class DemoCluster:
     keys: Mapping[str, str] = field(default_factory=dict)
 
     def apply(self, console: Console) -> None:
-        """Bring the installation up to this checkout. What is there stays: keys, database and objects."""
-        self.run("apply", "--filename=-", document=yaml.safe_dump_all(self._objects("Namespace")))  # the keys go there
+        """Apply this checkout's installation; existing keys, database and objects are kept."""
+        self.run("apply", "--filename=-", document=yaml.safe_dump_all(self._objects("Namespace")))  # needed by the keys
         self._create_keys()
         self.run("apply", f"--kustomize={self.overlay}")
         console.print("  applied", highlight=False)
         self.run("apply", "--filename=-", document=self.render_queues())
 
     def wait_until_ready(self, console: Console, seconds: int = READY_SECONDS) -> None:
-        """Raises Refused where a Deployment does not get ready in time; the message says what its pods wait for."""
+        """Wait for all Deployments. Raises Refused with the state of pods that are late."""
         started = time.monotonic()
         for name in self._names("Deployment"):
             left = max(1, seconds - int(time.monotonic() - started))
@@ -79,18 +80,18 @@ class DemoCluster:
             console.print(f"  {name:<18} ready after {time.monotonic() - started:.0f} s", highlight=False)
 
     def remove(self) -> None:
-        """Remove everything, data included."""
+        """Remove everything, including data."""
         self.run("delete", "--filename=-", "--ignore-not-found", "--wait=false", document=self.render_queues())
         self.run("delete", f"--kustomize={self.overlay}", "--ignore-not-found", "--timeout=5m")
 
     @contextmanager
     def connected(self, *ports: tuple[str, int]) -> Iterator[list[str]]:
-        """Addresses on this machine that lead to Services of the installation, as long as the block runs."""
+        """Yield local URLs of Services of the installation while the block runs."""
         with ExitStack() as stack:
             yield [stack.enter_context(self._forwarded(service, port)) for service, port in ports]
 
     def client_environment(self, api: str) -> dict[str, str]:
-        """Variables of the command line, of an administrator who has signed in."""
+        """Return the command line's variables for a signed-in administrator."""
         return {"HANZO_ML_TRACKING_URI": api, "MLFLOW_TRACKING_TOKEN": self.sign_token()}
 
     def sign_token(self, user: str = "demo", organization: str = "default", role: str = "ml-admin") -> str:
@@ -110,7 +111,7 @@ class DemoCluster:
 
     @contextmanager
     def object_store(self) -> Iterator[Store]:
-        """The installation's object store, as long as the block runs."""
+        """Yield the installation's object store while the block runs."""
         keys = {
             "AWS_ACCESS_KEY_ID": self._read_secret(SECRET, "storage-access-key"),
             "AWS_SECRET_ACCESS_KEY": self._read_secret(SECRET, "storage-secret-key"),
@@ -123,7 +124,7 @@ class DemoCluster:
         return Settings.load({"HANZO_ML_CONFIG": str(self.config)})
 
     def render_queues(self) -> str:
-        """What `hanzo-ml cluster render` prints for the settings of the installation."""
+        """Return the output of `hanzo-ml cluster render` for the installation's settings."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HANZO_ML_")}
         command = [sys.executable, "-m", "hanzo_ml", "cluster", "render"]
         done = subprocess.run(
@@ -138,7 +139,7 @@ class DemoCluster:
         return done.stdout
 
     def describe(self) -> str:
-        """The pods, and the end of the logs of those that are not ready."""
+        """List the pods, with recent events and logs of those that are not ready."""
         pods = json.loads(self.run("get", "pods", self._here, "--output=json"))["items"]
         lines = [self.try_run("get", "pods", self._here, "--output=wide").stdout]
         for pod in pods:
@@ -151,7 +152,7 @@ class DemoCluster:
         return "\n".join(lines)
 
     def run(self, *arguments: str, document: str | None = None) -> str:
-        """Output of a kubectl command. Raises Refused with its words."""
+        """Return the output of a kubectl command. Raises Refused with its error."""
         done = self.try_run(*arguments, document=document)
         if done.returncode:
             raise Refused(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
@@ -166,7 +167,7 @@ class DemoCluster:
         return f"--namespace={NAMESPACE}"
 
     def _objects(self, kind: str) -> list[dict[str, Any]]:
-        """Of the overlay."""
+        """Return the overlay's objects of one kind."""
         objects = yaml.safe_load_all(self.run("kustomize", str(self.overlay)))
         return [item for item in objects if item["kind"] == kind]
 
@@ -174,7 +175,7 @@ class DemoCluster:
         return [str(item["metadata"]["name"]) for item in self._objects(kind)]
 
     def _create_keys(self) -> None:
-        """Keys of the database, the object store and the engine, and the key that signs tokens; once."""
+        """Create the keys of all services and the token signing key, unless they exist."""
         if self._exists("secret", SECRET):
             return
         key = ec.generate_private_key(ec.SECP256R1())
@@ -194,7 +195,7 @@ class DemoCluster:
         objects = [
             self._object("ConfigMap", SIGN_IN, data={"jwks.json": json.dumps({"keys": [public]})}),
             self._object("Secret", SIGN_IN_KEY, stringData={"key": private.decode()}),
-            self._object("Secret", SECRET, stringData=values),  # the last one: where it is there, all are
+            self._object("Secret", SECRET, stringData=values),  # created last, so its existence implies the others'
         ]
         self.run("apply", "--server-side", "--filename=-", document=yaml.safe_dump_all(objects))
 
@@ -220,7 +221,7 @@ class DemoCluster:
                 assert process.stdout is not None
                 first = process.stdout.readline()  # "Forwarding from 127.0.0.1:40123 -> 8057"
                 if "127.0.0.1:" not in first:
-                    raise Refused(f"no way to the Service {service}: {first.strip()}")
+                    raise Refused(f"cannot connect to the Service {service}: {first.strip()}")
                 yield f"http://127.0.0.1:{first.split('127.0.0.1:')[1].split()[0]}"
             finally:
                 process.kill()
@@ -228,7 +229,7 @@ class DemoCluster:
 
 @contextmanager
 def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """This process with these variables."""
+    """Set environment variables while the block runs."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -241,7 +242,7 @@ def environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def wait_for_api(api: str) -> None:
-    """Raises Refused where it does not answer."""
+    """Wait until the API is ready. Raises Refused after a timeout."""
     deadline = time.monotonic() + CONNECT_SECONDS
     while time.monotonic() < deadline:
         try:
@@ -254,13 +255,13 @@ def wait_for_api(api: str) -> None:
 
 
 def up(cluster: DemoCluster, console: Console) -> None:
-    """Install, and run the demo."""
+    """Install Hanzo ML and run the demo."""
     console.rule("1  the installation")
     cluster.apply(console)
     cluster.wait_until_ready(console)
-    # Pods of jobs have no way to the internet.
+    # Pods of jobs have no internet access.
     with (
-        console.status("putting the base model into the object store"),
+        console.status("uploading the base model to the object store"),
         TemporaryDirectory() as scratch,
         cluster.object_store() as store,
     ):
@@ -273,7 +274,7 @@ def up(cluster: DemoCluster, console: Console) -> None:
     console.print(
         f"  kubectl -n {NAMESPACE} port-forward service/hanzo-ml 8057    leads to the API\n"
         "  export HANZO_ML_TRACKING_URI=http://127.0.0.1:8057 MLFLOW_TRACKING_TOKEN=$(make demo-cluster-token)\n"
-        "  `make demo-cluster-down` removes all of it."
+        "  `make demo-cluster-down` removes everything."
     )
 
 

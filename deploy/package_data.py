@@ -1,4 +1,4 @@
-"""Build step of the wheel: copy the root files that a server needs into the package, with the commit.
+"""Build step of the wheel: add root files and the commit as package data.
 
 `resources/installation.py` reads them from there.
 """
@@ -15,7 +15,7 @@ TARGET = "resources/package_data"
 
 
 class BuildWithPackageData(build_py):
-    """An editable install needs no copy: it reads the checkout's own files."""
+    """Adds the package data, except to an editable install, which reads the checkout's files."""
 
     def run(self) -> None:
         super().run()
@@ -29,7 +29,7 @@ class BuildWithPackageData(build_py):
 
 
 def commit() -> str:
-    """The commit of what is built; `none` where tracked files differ from it, or where it is not known."""
+    """Return the commit being built; `none` if it is unknown or files were changed."""
     recorded = ROOT / "COMMIT"
     if not (ROOT / ".git").exists():
         return recorded.read_text().strip() if recorded.is_file() else "none"

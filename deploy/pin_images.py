@@ -1,6 +1,6 @@
-"""`make pin-images`: pin the images that Containerfiles and manifests name by the digests of their registries.
+"""`make pin-images`: pin images in Containerfiles and manifests to their registries' digests.
 
-An image that no registry answers for keeps its tag, and is reported: the command exits 1.
+An image whose registry does not answer keeps its tag and is reported; the command then exits with 1.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ KUSTOMIZED = re.compile(
     r"(?: +digest: sha256:[0-9a-f]{64}\n)?",
     re.MULTILINE,
 )
-"""An entry of `images` in a kustomization, which replaces what the manifests say."""
+"""An entry of `images` in a kustomization, which overrides the manifests."""
 INDEX_TYPES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
 MANIFEST_TYPES = ("application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json")
 TIMEOUT_SECONDS = 30.0
 
 
 class Unresolved(Exception):
-    """Why an image has no digest here."""
+    """Raised when the digest of an image cannot be determined."""
 
 
 @dataclass(frozen=True)
 class Image:
-    """A name as Docker reads it: without a registry it is Docker Hub's, without a tag `latest`."""
+    """An image name as Docker interprets it: the defaults are Docker Hub and `latest`."""
 
     registry: str
     repository: str
@@ -69,7 +69,7 @@ class Pin:
 
 @cache
 def resolve(tagged: str) -> Pin:
-    """Ask the registry. Raises Unresolved."""
+    """Return the digest and platforms from the registry. Raises Unresolved."""
     image = Image.parse(tagged)
     headers = {"Accept": ", ".join((*INDEX_TYPES, *MANIFEST_TYPES))}
     try:
@@ -86,23 +86,23 @@ def resolve(tagged: str) -> Pin:
         raise Unresolved(f"{image.registry} cannot be reached: {problem}") from None
     digest = f"sha256:{hashlib.sha256(answer.content).hexdigest()}"
     if answer.headers.get("Docker-Content-Digest", digest) != digest:
-        raise Unresolved(f"{image.registry} sent a manifest that has another digest than it says")
+        raise Unresolved(f"{image.registry} sent a manifest whose digest differs from the one it states")
     platforms = [entry.get("platform", {}) for entry in document.get("manifests", [])]
     known = {f"{each['os']}/{each['architecture']}" for each in platforms if each.get("os", "unknown") != "unknown"}
     return Pin(digest, tuple(sorted(known)))
 
 
 def fetch_token(http: httpx.Client, challenge: str) -> str:
-    """An anonymous token, from where the registry says that it gives them."""
+    """Return an anonymous token from the registry's token service."""
     parameters = dict(re.findall(r'(\w+)="([^"]*)"', challenge))
     if "realm" not in parameters:
-        raise Unresolved("the registry wants a sign-in that is not known here")
+        raise Unresolved("the registry requires an unsupported authentication method")
     answer = http.get(parameters.pop("realm"), params=parameters).raise_for_status().json()
     return str(answer.get("token") or answer["access_token"])
 
 
 def pin_file(path: Path, problems: dict[str, str]) -> None:
-    """Write the digests of a file's images; why an image has none goes into `problems`."""
+    """Pin a file's images in place; add a reason to `problems` for each unresolved one."""
 
     def pinned(match: re.Match[str]) -> str:
         tagged = tagged_name(match)
@@ -125,7 +125,7 @@ def tagged_name(match: re.Match[str]) -> str:
 
 
 def list_images(root: Path) -> dict[str, list[Path]]:
-    """The files that name each image."""
+    """Return the files that name each image."""
     found: dict[str, list[Path]] = {}
     for path in sorted(path for pattern in FILES for path in root.glob(pattern)):
         text = path.read_text()

@@ -30,7 +30,7 @@ def build_command() -> dg.AssetsDefinition:
         partitions_def=dg.DynamicPartitionsDefinition(name=COMMAND_PARTITIONS),
         group_name=SANDBOX,
         kinds={"python"},
-        description="A command of a user's own, as its job file says. A partition is a job that was submitted.",
+        description="Runs a user's own command as its job file specifies. One partition per submitted job.",
         pool=GPU_POOL,
         hooks=SUPERVISOR_HOOKS,
         code_version="1",
@@ -62,7 +62,7 @@ def build_command() -> dg.AssetsDefinition:
 
 
 def find_dataset_version(asked: JobRecord, datasets: Datasets | None) -> DatasetVersion | None:
-    """The version that a job names, where it is there."""
+    """Return the dataset version that a job names, if it exists."""
     reference = asked.config.get(DATASET_KEY)
     try:
         return datasets.read(reference, asked.organization) if datasets and reference else None
@@ -71,7 +71,7 @@ def find_dataset_version(asked: JobRecord, datasets: Datasets | None) -> Dataset
 
 
 def build_command_job(asked: JobRecord, version: DatasetVersion | None, control_plane: ControlPlane) -> Job:
-    """What compute is handed. A dataset that is not there is told of by the program, as all that it cannot run with."""
+    """Return the job document. The program reports a missing dataset, like any missing input."""
     return plan_command(
         asked,
         version.artifact if version else None,
@@ -89,14 +89,14 @@ def complete_command(
     result: Result,
     control_plane: ControlPlane,
 ) -> None:
-    """Job, run, lineage and events in one transaction."""
+    """Record job, run, lineage and events in one transaction."""
     made = {**result.artifacts, "run": run, **({CODE: job.inputs[CODE]} if CODE in job.inputs else {})}
     usage = Usage.model_validate(result.facts)
     with control_plane.database.write() as connection:
         for artifact in made.values():
             record_artifact(connection, artifact, control_plane.store.manifest(artifact))
         current = control_plane.jobs.get_locked(asked.id, connection)
-        if current.status not in ENDED_STATUSES and usage.gpus:  # told once: the time of a point is part of it
+        if current.status not in ENDED_STATUSES and usage.gpus:  # only once: a repeat would add points at another time
             record_usage(connection, asked.id, usage, job.hardware.gpu_type, now_ms(), control_plane)
         log_command_end(connection, control_plane.database, asked, version, machine_tags(result.machine))
         control_plane.jobs.complete(connection, asked.id, made, usage.seconds, usage.gpu_hours)

@@ -1,4 +1,4 @@
-"""The components that a `defs.yaml` names, each a group of assets."""
+"""The components that a `defs.yaml` can name, each a group of assets."""
 
 from importlib import import_module
 from pathlib import Path
@@ -48,7 +48,7 @@ class FineTunedModel(dg.Component):  # type: ignore[misc]
 
     @classmethod
     def load(cls, attributes: ModelDefinition, context: dg.ComponentLoadContext) -> Self:
-        Recipe.named(attributes.recipe)  # a recipe that is missing or broken is told when the graph is loaded, not at night
+        Recipe.named(attributes.recipe)  # report a missing or broken recipe when the graph is loaded, not when a run starts
         return cls(attributes)
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
@@ -56,7 +56,7 @@ class FineTunedModel(dg.Component):  # type: ignore[misc]
 
 
 def build_model_assets(model: ModelDefinition) -> list[dg.AssetsDefinition]:
-    """All assets of a model; a partition is a tracking run."""
+    """Return all assets of a model; a partition is a tracking run."""
     partitions = dg.DynamicPartitionsDefinition(name=model.partitions_name)
     return [
         build_checkpoint(model, partitions),
@@ -69,5 +69,5 @@ def build_model_assets(model: ModelDefinition) -> list[dg.AssetsDefinition]:
 
 
 def component_tree() -> dg.ComponentTree:
-    """All definitions below `defs/`. `ComponentTree.for_project` needs the pyproject.toml, which a wheel does not carry."""
+    """Load all definitions below `defs/`. `ComponentTree.for_project` needs a pyproject.toml, which wheels lack."""
     return dg.ComponentTree.from_module(import_module("hanzo_ml_assets.defs"), SOURCE)

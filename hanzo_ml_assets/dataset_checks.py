@@ -1,4 +1,4 @@
-"""Asset checks of a dataset, from validation, policy and leak search."""
+"""Asset checks of a dataset: validation, policy and leakage search."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,26 +28,26 @@ from resources.metadata.outbox import now_ms
 
 OWN_TRAIN_SPLIT = "this version's own train"
 CHECK_DESCRIPTIONS: Mapping[Check, str] = {
-    Check.CONTRACT: "Every record is what the contract says.",
-    Check.COMPLETENESS: "The columns are filled.",
-    Check.FRESHNESS: "The newest record is young enough.",
-    Check.DUPLICATES: "No record stands in it twice.",
-    Check.NEAR_DUPLICATES: "Few records are nearly equal to another.",
-    Check.PERSONAL_DATA: "No personal data and no secrets.",
-    Check.SCHEMA_DRIFT: "The columns and types are those of the version that the production model was trained on.",
-    Check.DRIFT: "The distributions are those of the version that the production model was trained on.",
-    Check.BIAS: "No slice is too small, or labelled otherwise than the others.",
-    Check.LEAKAGE: "No test record was trained on, neither here nor in any ancestor.",
+    Check.CONTRACT: "Every record satisfies the data contract.",
+    Check.COMPLETENESS: "The columns are filled as required.",
+    Check.FRESHNESS: "The newest record is recent enough.",
+    Check.DUPLICATES: "No record occurs twice.",
+    Check.NEAR_DUPLICATES: "Few records are nearly identical to another.",
+    Check.PERSONAL_DATA: "There are no personal data and no secrets.",
+    Check.SCHEMA_DRIFT: "Columns and types match the version that the production model was trained on.",
+    Check.DRIFT: "Distributions match the version that the production model was trained on.",
+    Check.BIAS: "No slice is too small or labelled differently from the others.",
+    Check.LEAKAGE: "No test record occurs in the training data of this version or of any ancestor.",
 }
 SPLIT_CHECKS = (Check.LEAKAGE,)
 SPLITS_FOLDER = "splits"
 DERIVED_FOLDERS = (Program.VALIDATE, Program.FIND_LEAKS, SPLITS_FOLDER)
-"""Folders of a version in which what was made of it lies."""
+"""Folders of a version that hold what was derived from it."""
 
 
 @dataclass(frozen=True)
 class ValidationOutcome:
-    """What was found of a version's records, and what the policy says of it."""
+    """The measurements of a version's records, and the policy's verdicts."""
 
     statistics: Statistics
     facts: ValidationFacts
@@ -55,7 +55,7 @@ class ValidationOutcome:
 
 
 def make_check_specs(checks: Checks, asset: Iterable[str], *, for_splits: bool) -> list[dg.AssetCheckSpec]:
-    """The checks of the version's asset, or of its splits."""
+    """Return the check specs of the version's asset, or of its splits."""
     return [
         dg.AssetCheckSpec(str(check), asset=list(asset), description=meaning, blocking=checks.policy_for(check).blocking)
         for check, meaning in CHECK_DESCRIPTIONS.items()
@@ -78,7 +78,7 @@ def to_check_result(verdict: Verdict, asset: Iterable[str]) -> dg.AssetCheckResu
 def validate_version(
     context: dg.AssetExecutionContext, definition: DatasetDefinition, version: DatasetVersion, control_plane: ControlPlane
 ) -> ValidationOutcome:
-    """Measure a version's records and judge them. Both are recorded before anybody is stopped by them."""
+    """Measure and judge a version's records, and store both before any check can block."""
     with control_plane.database.read() as connection:
         baseline = Ancestry(connection, control_plane.database, version).baseline()
     job = validate_job(definition, version, baseline, control_plane)
@@ -97,9 +97,9 @@ def validate_version(
 
 @contextmanager
 def record_problem_on_error(version: DatasetVersion, attempt: str, control_plane: ControlPlane) -> Iterator[None]:
-    """Whoever waits for a version does not look into Dagster: where an attempt fails, the version has its reason.
+    """Record a failed attempt as a problem of the version, which users see outside Dagster.
 
-    Where it was deleted meanwhile, what was made of it until then goes too: its records stand in that.
+    If the version was deleted meanwhile, delete what was derived from it, because that contains its records.
     """
     try:
         yield
@@ -117,9 +117,9 @@ def record_problem_on_error(version: DatasetVersion, attempt: str, control_plane
 def require_unblocked(
     context: dg.AssetExecutionContext, definition: DatasetDefinition, version: DatasetVersion, control_plane: ControlPlane
 ) -> None:
-    """Where splits are clicked by themselves: a version that was never checked is, and one that a check blocks is refused.
+    """Raise if a check blocks the version; check it first if it never was.
 
-    What was found of its splits does not count: other splits may be better.
+    Needed when splits are materialized on their own. Checks of earlier splits don't count, because new splits may pass.
     """
     with control_plane.database.read() as connection:
         known = control_plane.validations.find(version.id, connection)
@@ -136,7 +136,7 @@ def validate_job(
     baseline: tuple[str, Artifact] | None,
     control_plane: ControlPlane,
 ) -> Job:
-    """The job that measures a version. Another contract or baseline goes to another place."""
+    """Return the job that measures a version; its output path depends on contract and baseline."""
     inputs = {"dataset": version.artifact} | ({"reference": baseline[1]} if baseline else {})
     parameters = ValidateParameters(
         contract=definition.contract, measures=definition.measures, reference=baseline[0] if baseline else ""
@@ -151,7 +151,7 @@ def find_leaks(
     splits: Mapping[str, Artifact],
     control_plane: ControlPlane,
 ) -> tuple[Result, Verdict]:
-    """Look for the test split in whatever was trained on, or will be with this version."""
+    """Search for the test split in everything that this version or its ancestors train on."""
     with control_plane.database.read() as connection:
         ancestors = Ancestry(connection, control_plane.database, version).training_records()
     named = {OWN_TRAIN_SPLIT: splits["train"]} | {
@@ -174,7 +174,7 @@ def make_version_job(
     control_plane: ControlPlane,
     hardware: Hardware,
 ) -> Job:
-    """A job whose output lies beside its version, at a place that says what it was made from."""
+    """Return a job that stores its output with the version, under an input hash."""
     request = {"parameters": dict(parameters), "inputs": {role: source.digest for role, source in inputs.items()}}
     label = hashlib.sha256(canonical_json(request)).hexdigest()[:12]
     place = f"{version.storage_path}{program}/{label}"
@@ -197,7 +197,7 @@ def read_statistics(artifact: Artifact, control_plane: ControlPlane) -> Statisti
 
 
 def quality_metadata(found: ValidationOutcome) -> dict[str, object]:
-    """What people see of a version's quality in the Dagster UI."""
+    """Return the quality metadata of a version for the Dagster UI."""
     seen = found.statistics
     plots = [
         markdown_image("characters", histogram("Characters of a record", seen.characters)),
@@ -236,7 +236,7 @@ def columns_table(statistics: Statistics) -> str:
 
 
 def escape_cell(text: str) -> str:
-    """Text that stays in its cell of a Markdown table, and is no Markdown itself."""
+    """Escape text for a cell of a Markdown table."""
     for letter in "\\|`*_<[":
         text = text.replace(letter, f"\\{letter}")
     return " ".join(text.split())

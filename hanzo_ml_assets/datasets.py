@@ -43,14 +43,14 @@ from resources.settings.settings import Settings
 
 SPLITS = ("train", "validation", "test")
 SPLIT_FORM = "lines of the version"
-"""Of what a split consists."""
+"""Format of a split; part of the hash that names its path."""
 WHOLE_QUESTION_FORM = "lines of the version, by all that is asked"
-"""The same of records whose system message and input are a part of what they ask."""
+"""The same for records whose system message and input are part of the question."""
 
 
 @dataclass(frozen=True)
 class DatasetSplits:
-    """A version's splits, how many records each has, and how many held-out questions stand in the training split."""
+    """A version's splits, their record counts, and how many held-out questions leak into training."""
 
     artifacts: Mapping[str, Artifact]
     records: Mapping[str, int]
@@ -58,7 +58,7 @@ class DatasetSplits:
 
 
 def build_dataset_assets(definition: DatasetDefinition, folder: Path) -> list[dg.AssetsDefinition | dg.AssetSpec]:
-    """All assets of a dataset definition that lies in `folder`."""
+    """Return all assets of a dataset definition stored in `folder`."""
     prefix = ["datasets", definition.name]
     group = asset_group_name("datasets", definition.name)
     owners = list(definition.owners)
@@ -76,7 +76,7 @@ def build_dataset_assets(definition: DatasetDefinition, folder: Path) -> list[dg
         group_name=group,
         kinds={definition.format},
         owners=owners,
-        description="An immutable version: the same content never makes a second one. Its data version is its content hash.",
+        description="An immutable version: equal content never creates a second one. Its data version is the content hash.",
         check_specs=make_check_specs(definition.checks, [*prefix, "version"], for_splits=False),
         hooks=SUPERVISOR_HOOKS,
         code_version="2",
@@ -107,7 +107,7 @@ def build_dataset_assets(definition: DatasetDefinition, folder: Path) -> list[dg
                 group_name=group,
                 kinds={"jsonl"},
                 owners=owners,
-                description=f"The {split} split, the same for the same version and seed; a prepared version brings its own.",
+                description=f"The {split} split, deterministic for version and seed; prepared versions have their own.",
                 code_version="1",
             )
             for split in SPLITS
@@ -116,7 +116,7 @@ def build_dataset_assets(definition: DatasetDefinition, folder: Path) -> list[dg
             dg.AssetCheckSpec(
                 "no_leak",
                 asset=[*prefix, "test"],
-                description="No question of the held-out splits stands in the training split.",
+                description="No question of the held-out splits occurs in the training split.",
             ),
             *make_check_specs(definition.checks, [*prefix, "test"], for_splits=True),
         ],
@@ -168,8 +168,9 @@ def describe_origin(definition: DatasetDefinition) -> str:
 
 
 def list_raw_files(definition: DatasetDefinition, folder: Path, settings: Settings) -> list[SourceFile]:
-    """What a definition's `source` or `sql` means. Whoever wrote it runs this server: no address, and no database that is
-    named in its settings, is refused to him.
+    """List the files or the query of a definition's `source` or `sql`.
+
+    Its author runs this server, so every address and every database named in the settings is allowed.
     """
     source, format = str(definition.source), parse_format(definition.format)
     if definition.sql is not None and definition.database is not None:
@@ -190,10 +191,10 @@ def version_metadata(version: DatasetVersion) -> dict[str, object]:
 
 
 def split_job(definition: DatasetDefinition, version: DatasetVersion, control_plane: ControlPlane) -> Job:
-    """The job that splits a version. Other parameters go to another place: what a run was trained on never changes.
+    """Return the job that splits a version; its output path depends on its parameters.
 
-    So does another form of splits: those that were copies, in the order in which they were drawn, stay where they are, and
-    those by an instruction without the other columns.
+    Splits that a run was trained on therefore never change. The format is part of the path too: splits that older releases
+    made as copies, or by instruction alone, keep their own.
     """
     parameters = definition.split.model_dump(mode="json")
     form, rendering = SPLIT_FORM, Rendering.AS_STORED
@@ -217,13 +218,13 @@ def split_job(definition: DatasetDefinition, version: DatasetVersion, control_pl
 
 
 def read_split_result(result: Result) -> DatasetSplits:
-    """What the program split made."""
+    """Return the splits that the program `split` made."""
     records = {split: int(result.metrics[split]) for split in SPLITS}
     return DatasetSplits({split: result.artifacts[split] for split in SPLITS}, records, result.facts["leaked"])
 
 
 def read_prepared_splits(version: DatasetVersion, control_plane: ControlPlane) -> DatasetSplits:
-    """The splits that a prepared version was made with: others would not be what was tokenized, and jobs were told of."""
+    """Return the splits that a prepared version was made with; others were not tokenized."""
     artifacts = {split: version.split(split) for split in SPLITS}
     leaked = control_plane.store.manifest(artifacts["test"]).facts["leaked"]
     return DatasetSplits(artifacts, {split: version.splits[split]["num_records"] for split in SPLITS}, leaked)
@@ -232,7 +233,7 @@ def read_prepared_splits(version: DatasetVersion, control_plane: ControlPlane) -
 def record_splits(
     control_plane: ControlPlane, version: DatasetVersion, divided: DatasetSplits, leaks: Result, verdict: Verdict
 ) -> None:
-    """Lineage, pointers and leaks of the splits, in one transaction: no job starts on what is not judged yet."""
+    """Record lineage, pointers and leaks in one transaction, so no job starts before."""
     made = [*divided.artifacts.values(), *leaks.artifacts.values()]
     with output_transaction(control_plane.database, control_plane.store, version, made) as connection:
         control_plane.validations.set_leaks(connection, version, Leaks.model_validate(leaks.facts), verdict)

@@ -17,32 +17,32 @@ from resources.metadata.registry.model_names import ModelKey
 
 
 class Preparation(FrozenModel):
-    """What `prepare` runs on."""
+    """The resources of the program `prepare`."""
 
-    resources: Hardware = Field(Hardware(cpu=1), description="of one pod; as many processes as it has processors")
-    workers: int = Field(1, ge=1, le=MAX_COUNT, description="pods that share the work, on a cluster")
+    resources: Hardware = Field(Hardware(cpu=1), description="of one pod; it runs one process per processor")
+    workers: int = Field(1, ge=1, le=MAX_COUNT, description="pods that share the work on a cluster")
 
 
 class DatasetDefinition(FrozenModel):
-    """A dataset: where its raw files lie, what they must be, and how they are split."""
+    """A dataset: the source of its files, their contract, and how they are split."""
 
     name: str
     description: str = ""
     source: str | None = Field(
         None,
-        description="file or folder, relative to the definition, or an s3:// or kafka:// address; none where it is uploaded",
+        description="file or folder, relative to the definition, or an s3:// or kafka:// address; unset for uploads",
     )
-    sql: str | None = Field(None, description="instead of a source, a query whose rows are the records, of `database`")
-    database: str | None = Field(None, description="its name in storage.databases of the settings")
+    sql: str | None = Field(None, description="query on `database` whose rows are the records, instead of a source")
+    database: str | None = Field(None, description="name in storage.databases of the settings")
     format: FormatName = "jsonl"
     contract: Contract = Contract()
     measures: Measures = Measures()
     checks: Checks = Checks()
-    leak_similarity: NearDuplicates = Field(NearDuplicates(), description="when a test record is nearly one trained on")
+    leak_similarity: NearDuplicates = Field(NearDuplicates(), description="when a test record nearly equals a trained one")
     split: SplitParameters = SplitParameters()
-    prepare: PrepareParameters | None = Field(None, description="how `prepared` is made of a version")
+    prepare: PrepareParameters | None = Field(None, description="how `prepared` is made from a version")
     preparation: Preparation = Preparation()
-    resources: Hardware = Field(Hardware(), description="what a version is checked and split on")
+    resources: Hardware = Field(Hardware(), description="for checking and splitting a version")
     owners: tuple[str, ...] = ()
 
     @model_validator(mode="after")
@@ -50,12 +50,12 @@ class DatasetDefinition(FrozenModel):
         if (self.sql is None) != (self.database is None):
             raise ValueError("sql and database belong together: give a query and the name of its database, or none")
         if self.sql is not None and (self.source is not None or self.format != "jsonl"):
-            raise ValueError("the rows of sql have no source and no format beside: leave those out")
+            raise ValueError("a definition with sql cannot have source or format: remove those")
         return self
 
 
 class EvaluationSuite(FrozenModel):
-    """What the tuned model is asked, and on which machine."""
+    """How a tuned model is evaluated, and on which hardware."""
 
     resources: Hardware | None = Field(None, description="as the recipe's when unset")
 
@@ -65,7 +65,7 @@ class EvaluationSuite(FrozenModel):
 
 
 class Export(FrozenModel):
-    """What an accepted version is converted on."""
+    """The resources for converting an accepted version."""
 
     resources: Hardware | None = Field(None, description="as the recipe's when unset")
 
@@ -99,5 +99,5 @@ class ModelDefinition(FrozenModel):
         return ["models", self.name, step]
 
     def registry_key(self, job: JobRecord) -> ModelKey:
-        """As what the registry has a job's model: under its definition's name; in the sandbox, under the job's own."""
+        """Return the registry key of a job's model, which a sandbox job names itself."""
         return ModelKey(job.organization, registered_name(self.name, job.name))

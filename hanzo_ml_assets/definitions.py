@@ -52,9 +52,9 @@ def definitions() -> dg.Definitions:
         assets=[build_command()],
         sensors=[sensor.on(control_plane) for sensor in sensors],
         resources={"control_plane": control_plane},
-        executor=dg.in_process_executor,  # the heavy work is always in a process of its own
+        executor=dg.in_process_executor,  # heavy work always runs in its own process
     )
-    # `load_from_defs_folder` would also describe all components that installed libraries have (none of them is ours), for
-    # which it imports them: two fifths of what a run took to load the graph.
+    # `load_from_defs_folder` would also import every component of installed libraries to describe it, none of them ours:
+    # that was two fifths of the time in which a run loads the graph.
     folder = component_tree().build_defs(Path())
     return dg.Definitions.merge(folder, platform)

@@ -24,7 +24,7 @@ from resources.serving.replicated_engine import ReplicatedEngine, list_states
 
 PROMOTED_EVENT = "model.promoted"
 ENGINE_TIMEOUT_SECONDS = 60.0
-"""How long an engine may be away: one that is just started anew says nothing against what was promoted."""
+"""How long an engine may be down: a restarting engine is no reason to reject a promotion."""
 
 
 def build_deployment(model: ModelDefinition, partitions: dg.DynamicPartitionsDefinition) -> dg.AssetsDefinition:
@@ -37,14 +37,14 @@ def build_deployment(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
         owners=list(model.owners),
         # One at a time: an older promotion never overtakes a newer one.
         pool=f"deploy_{asset_group_name('models', model.name)}",
-        description="What the engine serves: checksum verified, warmed with the smoke prompts, traffic swapped.",
+        description="The version that the engine serves: checksum verified, smoke prompts answered, then traffic switched.",
         code_version="1",
     )
     @reports_exit_reason
     def deployment(context: dg.AssetExecutionContext, control_plane: ControlPlane) -> dg.MaterializeResult:
         with control_plane.database.read() as connection:
             job = control_plane.jobs.get(context.partition_key, connection)
-            # Not by name: whoever registered it may have renamed the model since, and its promotion is of the new name.
+            # Not by name: the model may have been renamed since its registration, and promoted under the new name.
             versions = control_plane.registry.list_by_run(job.organization, job.id, connection)
             promoted = [(version, find_last_promotion(connection, version)) for version in versions]
         wanted = next(((made, by) for made, by in promoted if by is not None and made.stage == "production"), None)
@@ -69,14 +69,14 @@ def build_deployment(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
 
 
 def describe_replicas(row: deployments.Deployment, control_plane: ControlPlane) -> dict[str, dg.MetadataValue]:
-    """The state of a deployment in each replica; empty in push mode."""
+    """Return the state of a deployment in each replica; empty in push mode."""
     with control_plane.database.read() as connection:
         states = list_states(engine_replicas.list_live_replicas(connection), row.id)
     return {"replicas": dg.MetadataValue.json({each.replica: each.status for each in states})} if states else {}
 
 
 def find_last_promotion(connection: Connection, version: ModelVersion) -> Event | None:
-    """The event that moved this version to production last."""
+    """Return the event that last moved this version to production."""
     same = events.c.payload["organization"].as_string() == version.organization
     query = (
         select(events)
@@ -90,7 +90,7 @@ def find_last_promotion(connection: Connection, version: ModelVersion) -> Event 
 
 
 def find_gguf_file(export: Artifact, control_plane: ControlPlane) -> FileRecord:
-    """The one GGUF file of an export, as its manifest has it."""
+    """Return the only GGUF file in an export's manifest."""
     files = control_plane.store.manifest(export).files
     return next(file for file in files if file.path.endswith(".gguf"))
 
@@ -98,11 +98,11 @@ def find_gguf_file(export: Artifact, control_plane: ControlPlane) -> FileRecord:
 def deploy_version(
     model: ModelDefinition, version: ModelVersion, promotion: Event, control_plane: ControlPlane
 ) -> deployments.Deployment:
-    """Put a version in front of traffic.
+    """Serve a version.
 
     Raises:
-        dagster.Failure: checksum, smoke prompts or engine failed. What served before goes on, the deployment is marked
-            failed with the reason, and the registry is put back to what is truly served.
+        dagster.Failure: checksum, smoke prompts or engine failed. The previous deployment keeps serving, this one is marked
+            failed with the reason, and the registry is restored to the version being served.
     """
     export = choose_served_export(version, model.deployment.quantization)
     sha256 = next((file.sha256 for file in list_gguf_files(export, control_plane)), "")
@@ -125,11 +125,11 @@ def deploy_version(
             folder = control_plane.store.fetch(export, control_plane.settings.home / "cache")
             load_in_engine(model, version, row, folder / file.path, file.sha256, engine)
     except (EngineError, BrokenArtifact) as error:
-        if row.reason and isinstance(error, EngineUnavailable):  # it served before, which this says nothing against
+        if row.reason and isinstance(error, EngineUnavailable):  # a redeployment: the version worked before
             raise dg.Failure(f"{version.reference} is not served, which is tried again: {error}") from None
         with control_plane.database.write() as connection:
             deployments.mark_failed(connection, row, str(error))
-            # Not the version that this promotion replaced: that one may never have been served either.
+            # Not the version that this promotion replaced, which may never have been served.
             served = deployments.find_serving(connection, version.model)
             previous = served.version if served else None
             control_plane.registry.restore(connection, version, previous, str(error))
@@ -148,7 +148,7 @@ def record_pulled_file(
     export: Artifact,
     control_plane: ControlPlane,
 ) -> int:
-    """Have replicas serve a deployment. Returns the attempt's number, 0 in push mode."""
+    """Make replicas serve a deployment. Returns the attempt's number, 0 in push mode."""
     if control_plane.settings.engine.mode != "pull":
         return 0
     attempt = 0
@@ -171,10 +171,10 @@ def load_in_engine(
     sha256: str,
     engine: EngineClient,
 ) -> None:
-    """Have the engine serve a file, once there is an engine.
+    """Make the engine serve a file, waiting until it is reachable.
 
     Raises:
-        EngineError: it does not answer as it should, or no engine answered for ENGINE_TIMEOUT_SECONDS.
+        EngineError: the engine rejected it, or was unreachable for ENGINE_TIMEOUT_SECONDS.
     """
     Retrying(retry=retry_if_exception_type(EngineUnavailable), **every(1.0, ENGINE_TIMEOUT_SECONDS))(
         engine.deploy,
@@ -188,8 +188,9 @@ def load_in_engine(
 
 
 def mark_superseded(promotion: Event, control_plane: ControlPlane) -> None:
-    """A worker that died while it deployed may have left the engine serving what was withdrawn before it could tell, or its
-    row as if it were still at it.
+    """Mark a deployment as overtaken.
+
+    A worker that died while deploying may have left its row in progress, or the engine serving a withdrawn version.
     """
     with control_plane.database.write() as connection:
         row = deployments.find_by_promotion(connection, promotion.seq)
@@ -198,7 +199,7 @@ def mark_superseded(promotion: Event, control_plane: ControlPlane) -> None:
 
 
 def list_gguf_files(export: Artifact, control_plane: ControlPlane) -> list[FileRecord]:
-    """The GGUF files of an export; none when the manifest is broken, which loading will say with its reason."""
+    """Return the GGUF file of an export; none for a broken manifest, which loading reports."""
     try:
         return [find_gguf_file(export, control_plane)]
     except (BrokenArtifact, StopIteration):

@@ -36,10 +36,10 @@ def build_evaluation(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
         kinds={"pytorch"},
         owners=list(model.owners),
         description="Scores of the base, the tuned and the last accepted model on the held-out test split.",
-        # Not blocking: a rejected model is a verdict, not a fault. The registry quarantines it and says why.
+        # Not blocking: rejecting a model is a verdict, not a fault. The registry quarantines it with the reason.
         check_specs=[
             dg.AssetCheckSpec(
-                GATE_CHECK, asset=key, description="May this model go to staging? Broken rules are in the metadata."
+                GATE_CHECK, asset=key, description="Whether the model may go to staging. Broken rules are in the metadata."
             )
         ],
         pool=GPU_POOL,
@@ -108,9 +108,9 @@ def evaluation_job(model: ModelDefinition, trained: JobRecord, control_plane: Co
 
 
 def find_accepted_model(model: ModelDefinition, trained: JobRecord, control_plane: ControlPlane) -> Artifact | None:
-    """What the last accepted version was trained to, where it stands on the same base model.
+    """Return the last accepted model, if it has the same base model.
 
-    Of a run that has its version already, what that one was compared with: its verdict stands, whatever was accepted since.
+    For a run that already has its version, return the model it was compared with: the verdict stays valid.
     """
     registered = model.registry_key(trained)
     with control_plane.database.read() as connection:
@@ -129,7 +129,7 @@ def find_accepted_model(model: ModelDefinition, trained: JobRecord, control_plan
 
 
 def complete_evaluation(trained: JobRecord, result: Result, verdict: GateVerdict, control_plane: ControlPlane) -> None:
-    """Report, metrics, lineage and event in one transaction."""
+    """Record report, metrics, lineage and event in one transaction."""
     report = result.facts["report"]
     artifact = result.artifacts["evaluation"]
     evaluation = {"report": report, "verdict": verdict.model_dump(mode="json"), "artifact": artifact.model_dump()}
@@ -141,7 +141,7 @@ def complete_evaluation(trained: JobRecord, result: Result, verdict: GateVerdict
 
 
 def report_table(scores: dict[str, dict[str, Any]], verdict: GateVerdict) -> str:
-    """Scores by model as a Markdown table, with the gate's words below."""
+    """Return the scores as a Markdown table, followed by the gate's verdict."""
     rows = [
         f"| {name} | {got['accuracy']:.3f} | {'not finite' if got['perplexity'] is None else round(got['perplexity'], 3)} |"
         for name, got in scores.items()

@@ -23,19 +23,19 @@ from resources.lineage.run_record import read_record
 from resources.metadata.jobs import JobRecord
 from resources.metadata.registry.model_versions import ModelVersion
 
-# Under which formats a version has its exports, and which of them is served.
+# Names of a version's exports, and which of them is served.
 #
-# The first has the names of its kinds. Another of the version has its quantization in its names: the registry pointed to
-# it instead, and of the file in production nobody could prove any more what it was.
+# The first export is named after its kind; later ones include the quantization. When the registry pointed to the newer
+# export under the old name, the origin of the file in production could no longer be proved.
 
 
 def name_formats(version: ModelVersion, made: Mapping[str, Artifact], quantization: str) -> dict[str, Artifact]:
-    """What was made, by the names under which a version is to have it: what it has for these bytes, else new ones."""
+    """Name exports: keep a version's existing name for equal bytes, else choose a new one."""
     there = {format: artifact.digest for format, artifact in version.own_artifacts.items()}
 
     def name(kind: str, digest: str) -> str:
         quantized = f"{kind}-{quantization.lower()}"
-        of_these_bytes = f"{quantized}-{digest[:8]}"  # another release may compute the last bits otherwise
+        of_these_bytes = f"{quantized}-{digest[:8]}"  # another release may compute other last bits
         names = (kind, quantized, of_these_bytes)
         return next(name for name in names if name not in version.artifacts or there.get(name) == digest)
 
@@ -43,7 +43,7 @@ def name_formats(version: ModelVersion, made: Mapping[str, Artifact], quantizati
 
 
 def choose_served_export(version: ModelVersion, quantization: str) -> Artifact:
-    """The export of a version in a quantization where it has one by that name, else its first. Raises where it has none."""
+    """Return the export with this quantization, else the first. Raises without any."""
     return version.own_artifacts.get(f"gguf-{quantization.lower()}") or version.artifact("gguf")
 
 
@@ -52,7 +52,7 @@ EXPORT_KINDS = {"merged": "safetensors", "gguf": "gguf"}
 
 def build_exports(model: ModelDefinition, partitions: dg.DynamicPartitionsDefinition) -> dg.AssetsDefinition:
     descriptions = {
-        "merged": "What was trained as one set of weights; loaded again and seen to give finite logits.",
+        "merged": "The trained weights merged into one model, loaded again and checked for finite logits.",
         "gguf": f"The merged weights as {model.deployment.quantization}, the file that the engine serves.",
     }
     group = asset_group_name("models", model.name)
@@ -107,7 +107,7 @@ def build_exports(model: ModelDefinition, partitions: dg.DynamicPartitionsDefini
 
 @contextmanager
 def recorded_failure(control_plane: ControlPlane, version: ModelVersion) -> Iterator[None]:
-    """An attempt to export a version: its failure is the version's, until another attempt begins."""
+    """Mark the export as begun, and as failed with its reason if the body raises."""
     with control_plane.database.write() as connection:
         current = control_plane.registry.get(version.model, version.version, connection)
         control_plane.registry.begin_export(connection, current)
@@ -120,7 +120,10 @@ def recorded_failure(control_plane: ControlPlane, version: ModelVersion) -> Iter
 
 
 def export_job(model: ModelDefinition, trained: JobRecord, version: ModelVersion, control_plane: ControlPlane) -> Job:
-    """The job that exports a version. What is registered never changes: other work than made it goes to another place."""
+    """Return the job that exports a version.
+
+    Registered files are never overwritten: an export with other inputs or parameters gets its own path.
+    """
     record = read_record(control_plane.store, trained.artifact("run"))
     recipe = record.recipe
     quantization = model.deployment.quantization
@@ -130,7 +133,7 @@ def export_job(model: ModelDefinition, trained: JobRecord, version: ModelVersion
     if arguments:
         parameters["template_arguments"] = arguments
     if arguments or recipe.system_prompt is not None or has_named_templates(inputs["base"], control_plane.store):
-        parameters["form"] = EXPORT_FORM  # exports of older releases differ, and stay where they are
+        parameters["form"] = EXPORT_FORM  # exports of older releases differ and keep their path
 
     def job_at(folder_uri: str) -> Job:
         return Job(
@@ -151,17 +154,17 @@ def export_job(model: ModelDefinition, trained: JobRecord, version: ModelVersion
     first = job_at(version_folder_uri(version))
     if EXPORT_KINDS.keys().isdisjoint(version.artifacts) or control_plane.compute.result(first) is not None:
         return first
-    # An equal export is done; this one is of another release, perhaps, which computes the last bits otherwise.
+    # An equal export exists, perhaps from another release, which may compute other last bits.
     asks = {"inputs": {role: artifact.digest for role, artifact in inputs.items()}, "parameters": parameters}
     return job_at(f"{version_folder_uri(version)}/export-{hashlib.sha256(canonical_json(asks)).hexdigest()[:12]}")
 
 
 EXPORT_FORM = 2
-"""Since system prompt, template arguments and named templates of the training are in the served file."""
+"""Version 2: the served file includes the training's system prompt, template arguments and named templates."""
 
 
 def read_template_arguments(trained: JobRecord, store: Store) -> dict[str, JsonValue]:
-    """The variables of the chat template that the records of a training were prepared with."""
+    """Return the chat template variables that a training's records were prepared with."""
     if "train" not in trained.artifacts:
         return {}
     prepared = store.manifest(trained.artifact("train")).facts.get("parameters")
@@ -171,7 +174,7 @@ def read_template_arguments(trained: JobRecord, store: Store) -> dict[str, JsonV
 
 
 def has_named_templates(base: Artifact, store: Store) -> bool:
-    """Whether a base model has several chat templates, of which a file once held none."""
+    """Whether a base model has named chat templates, which old exports lack."""
     paths = {file.path for file in store.manifest(base).files}
     if any(path.startswith("additional_chat_templates/") for path in paths):
         return True
@@ -184,7 +187,7 @@ def has_named_templates(base: Artifact, store: Store) -> bool:
 def reuse_recorded_exports(
     connection: Connection, version: ModelVersion, made: Mapping[str, Artifact], store: Store
 ) -> dict[str, Artifact]:
-    """What was made, or instead of it what is recorded of this version and equals it byte for byte: then the copy goes."""
+    """Replace new exports by recorded ones with equal bytes, and delete the copies."""
     found = {}
     for step, artifact in made.items():
         known = find_artifact(connection, artifact.digest)
@@ -204,7 +207,7 @@ def register_exports(
     made: Mapping[str, Artifact],
     quantization: str,
 ) -> None:
-    """Record what was made as formats of the version as it is now."""
+    """Record exports as formats of the version's current state."""
     for artifact in made.values():
         record_artifact(connection, artifact, control_plane.store.manifest(artifact))
     current = control_plane.registry.get(version.model, version.version, connection)

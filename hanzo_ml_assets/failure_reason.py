@@ -1,4 +1,4 @@
-"""The exit reason of a failed step, as metadata of its failure in Dagster: sensors decide about retries by that."""
+"""The exit reason of a failed step as Dagster metadata; sensors decide retries by it."""
 
 import traceback
 from collections.abc import Callable, Iterator
@@ -19,16 +19,16 @@ from resources.errors import HanzoError
 EXIT_REASON = "hanzo_ml/exit_reason"
 """Metadata key of a step's failure."""
 WRITTEN_FOR_USERS = (HanzoError, BadConfiguration, JobFailed, StoreUnavailable, StoreFull, BrokenArtifact)
-"""Their messages say all by themselves; that of another error, such as KeyError, says little without its class."""
+"""Errors whose message is complete; others, such as KeyError, need their class name as well."""
 DATABASE_ERRORS = {"OperationalError", "InterfaceError", "DagsterPostgresException"}
-"""By name: PEP 249 names them, and SQLAlchemy and the drivers, of which not all are installed, share no class."""
+"""Matched by name: PEP 249 defines them, but SQLAlchemy and the drivers, not all installed, share no class."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def reports_exit_reason(compute: Callable[P, R]) -> Callable[P, R]:
-    """Decorate what an asset computes: an error that it raises becomes a `dagster.Failure` with its exit reason."""
+    """Decorate an asset function: its errors become a `dagster.Failure` with an exit reason."""
     if isgeneratorfunction(compute):
 
         @wraps(compute)
@@ -57,13 +57,13 @@ def failure_with_reason() -> Iterator[None]:
 
 
 def make_failure(error: Exception, *, allow_retries: bool = True) -> dg.Failure:
-    """The failure of a step: its words for people, and its exit reason."""
+    """Return a step's failure, with its message and its exit reason."""
     metadata = {EXIT_REASON: dg.MetadataValue.text(classify_exception(error).value)}
     return dg.Failure(describe_exception(error), metadata=metadata, allow_retries=allow_retries)
 
 
 def classify_exception(error: Exception) -> ExitReason:
-    """Of an error in the process that supervises a program, or records what it made."""
+    """Classify an error of the process that supervises a program or records its results."""
     match error:
         case JobFailed():
             return error.reason
@@ -78,7 +78,7 @@ def classify_exception(error: Exception) -> ExitReason:
     names = {kind.__name__ for kind in type(error).__mro__}
     if names & DATABASE_ERRORS:
         return ExitReason.DATABASE_UNAVAILABLE
-    # By name as well: SQLAlchemy's TimeoutError, for a connection of its pool, is none of Python's.
+    # By name as well: SQLAlchemy's TimeoutError, for a connection of its pool, is not derived from Python's.
     return ExitReason.SUPERVISOR_FAILED if names & {"TimeoutError", "MemoryError"} else ExitReason.PROGRAM_ERROR
 
 

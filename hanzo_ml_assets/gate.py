@@ -10,9 +10,9 @@ from recipes.contracts.frozen_model import FrozenModel
 
 
 class GatePolicy(FrozenModel):
-    """What a model must hold to be registered in staging.
+    """The requirements for registering a model in staging.
 
-    `max_regression` is the share by which a score may be worse than the last accepted version's (row M4, default 2 %).
+    `max_regression` is the share by which a score may be worse than the last accepted version's.
     """
 
     min_accuracy: float = Field(0.0, ge=0, le=1)
@@ -21,7 +21,7 @@ class GatePolicy(FrozenModel):
 
 
 class GateVerdict(BaseModel, frozen=True):
-    """Whether a model may go to staging; `reasons` holds one line for each rule it broke."""
+    """Whether a model may go to staging; `reasons` has one line per broken rule."""
 
     accepted: bool
     reasons: tuple[str, ...] = ()
@@ -32,14 +32,15 @@ class GateVerdict(BaseModel, frozen=True):
 
 
 def apply_gate(scores: Mapping[str, Mapping[str, Any]], policy: GatePolicy) -> GateVerdict:
-    """Compare the tuned model with the base, the policy's bounds and, where there is one, the last accepted version.
+    """Compare the tuned model with the base model, the policy and the last accepted version.
 
     Args:
-        scores: `base`, `tuned` and perhaps `accepted`, each with `loss`, `perplexity` and `accuracy`; null is not finite.
+        scores: `base`, `tuned` and optionally `accepted`, each with `loss`, `perplexity` and `accuracy`; null means not
+            finite.
     """
     tuned, base, accepted = scores["tuned"], scores["base"], scores.get("accepted")
     if unknown := [name for name in ("loss", "perplexity", "accuracy") if not is_finite(tuned[name])]:
-        # Every comparison with NaN is false, so that it would break no rule.
+        # Every comparison with NaN is false, so no rule would be broken.
         return GateVerdict(
             accepted=False, reasons=tuple(f"the tuned model's {name} is not a finite number" for name in unknown)
         )

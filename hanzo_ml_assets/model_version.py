@@ -9,7 +9,7 @@ from hanzo_ml_assets.run_tags import asset_group_name
 from resources.errors import HanzoError
 from resources.registration.run_registration import register_job
 
-# The version asset: what was evaluated becomes a numbered version of the registry, in staging or quarantined.
+# The version asset: register an evaluated model as a numbered version, in staging or quarantined.
 
 
 def build_version(model: ModelDefinition, partitions: dg.DynamicPartitionsDefinition) -> dg.AssetsDefinition:
@@ -20,7 +20,7 @@ def build_version(model: ModelDefinition, partitions: dg.DynamicPartitionsDefini
         group_name=asset_group_name("models", model.name),
         kinds={"sql"},
         owners=list(model.owners),
-        description="A version of the registry: staging when the gate accepted it, else quarantined with the reason.",
+        description="A version in the registry: in staging if the gate accepted it, else quarantined with the reason.",
         code_version="1",
     )
     @reports_exit_reason
@@ -45,9 +45,9 @@ def build_version(model: ModelDefinition, partitions: dg.DynamicPartitionsDefini
     return version
 
 
-# The promotion asset: the one step that a person takes. A click on it does what the API and the command line do.
+# The promotion asset: the only step that needs a person. Materializing it does what the API and the command line do.
 #
-# What is promoted there is reported here by the sensor, so that the graph shows every promotion, whoever made it.
+# A sensor reports promotions made there as materializations, so the graph shows every one.
 
 PROMOTING_USER = "dagster"
 
@@ -60,7 +60,7 @@ def build_promotion(model: ModelDefinition, partitions: dg.DynamicPartitionsDefi
         group_name=asset_group_name("models", model.name),
         kinds={"human"},
         owners=list(model.owners),
-        description="Somebody moves the version to production: here by a click, or by the API or the command line.",
+        description="A person moves the version to production: by materializing this, by the API or by the command line.",
         code_version="1",
     )
     @reports_exit_reason

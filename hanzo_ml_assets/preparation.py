@@ -1,4 +1,4 @@
-"""The asset `prepared`: a version made of another by the program prepare."""
+"""The asset `prepared`: a version derived from another by the program `prepare`."""
 
 import hashlib
 from collections.abc import Mapping
@@ -32,9 +32,9 @@ from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 from resources.object_store.chunk_claims import ChunkClaims
 
 PREPARATION_FORM = "rendered as the engine is sent it"
-"""How records are read and rendered: what was prepared in another way stays where it is."""
+"""How records are read and rendered; part of the hash that names a version's path, so older versions keep theirs."""
 PREPARATION_TAG = "hanzo_ml/preparation"
-"""Run tag with the id of the job that asked for a preparation."""
+"""Run tag with the id of the job that requested a preparation."""
 
 
 def build_prepared(definition: DatasetDefinition) -> dg.AssetsDefinition:
@@ -46,7 +46,7 @@ def build_prepared(definition: DatasetDefinition) -> dg.AssetsDefinition:
         group_name=asset_group_name("datasets", definition.name),
         kinds={"arrow"},
         owners=list(definition.owners),
-        description="A version of its own, made of another by the section `prepare:` or by a submitted preparation.",
+        description="A new version derived by the definition's section `prepare:` or by a submitted preparation.",
         hooks=SUPERVISOR_HOOKS,
         code_version="1",
     )
@@ -84,7 +84,7 @@ def build_prepared(definition: DatasetDefinition) -> dg.AssetsDefinition:
 
 
 def end_deletion(derivation: Derivation, job: Job, control_plane: ControlPlane) -> None:
-    """The same was prepared before, and whoever deleted it was killed: its files are no result of this job."""
+    """Complete an interrupted deletion of an equal preparation, whose files are not reused."""
     organization = derivation.parent.organization
     claims = ChunkClaims(control_plane.database, organization, dataset_folder(organization, derivation.name))
     claims.finish_deletion(control_plane.store, prepared_storage_path(job.outputs["dataset"]))
@@ -93,11 +93,11 @@ def end_deletion(derivation: Derivation, job: Job, control_plane: ControlPlane) 
 def resolve_derivation(
     context: dg.AssetExecutionContext, definition: DatasetDefinition, asked: JobRecord | None, control_plane: ControlPlane
 ) -> Derivation:
-    """What is to be made of which version: what a job asks for, else the definition's section.
+    """Resolve parent and parameters from the job, else from the definition's section.
 
     Raises:
         BadConfiguration: there is neither.
-        HanzoError: the section names a column that no record has, or asks for what decides nothing.
+        HanzoError: the section names a column that no record has, or a setting without effect.
     """
     if asked is not None:
         parent = control_plane.datasets.read(str(asked.config["dataset"]), asked.organization)
@@ -112,7 +112,7 @@ def resolve_derivation(
 
 
 def newest_source_version(definition: DatasetDefinition, control_plane: ControlPlane) -> DatasetVersion:
-    """The newest version that was not itself made of another: a prepared one is not prepared again."""
+    """Return the newest version that was not derived from another."""
     versions = control_plane.datasets.list(DEFAULT_ORGANIZATION, definition.name)
     found = [version for version in versions if not version.lineage["parent_datasets"]]
     if not found:
@@ -126,9 +126,10 @@ def preparation_job(
     control_plane: ControlPlane,
     usual: Preparation,
 ) -> Job:
-    """The job that prepares a version. Other parameters go to another place: a version's files never change.
+    """Return the job that prepares a version; a version's files never change.
 
-    So does another tokenizer of the same name, and another way to read and render records where these may differ by it.
+    Its output path therefore depends on the parameters, on the tokenizer's content, and on how records are read and rendered
+    wherever that makes a difference.
     """
     parent, tokenize = derivation.parent, derivation.parameters.tokenize
     parameters: Mapping[str, object] = derivation.parameters.model_dump(mode="json")

@@ -1,4 +1,4 @@
-"""Complete a run's record: usage, machine, and metrics that were unsent or lost."""
+"""Complete a run's record: usage, machine, and metrics that were not sent or were lost."""
 
 from collections.abc import Mapping
 from itertools import islice
@@ -16,11 +16,11 @@ from resources.metadata.tracking.run_data import RunData
 from resources.monitoring.usage_totals import GPU_HOURS_METRIC, GPU_TYPE_TAG
 from resources.registration.model_facts import STEPS_METRIC, TOKENS_METRIC
 
-# On what a run ran, told of it as tags (row E8): processor, GPUs, versions.
+# The machine of a run, recorded as tags: processor, GPUs, package versions.
 
 
 def machine_tags(machine: Machine | None) -> list[tuple[str, str]]:
-    """Nothing of a machine that did not say what it is."""
+    """Return the tags that describe a machine; none if it is unknown."""
     if machine is None:
         return []
     gpus = {"gpus": ", ".join(machine.gpus)} if machine.gpus else {}
@@ -28,13 +28,13 @@ def machine_tags(machine: Machine | None) -> list[tuple[str, str]]:
     return [(f"environment/{key}", value) for key, value in tags.items()]
 
 
-# What a run has used, told of it as metrics (rows E5, E10, Y2): GPU-hours, dollars, tokens, memory.
+# The usage of a run, recorded as metrics: GPU-hours, dollars, tokens, memory.
 
 
 def record_usage(
     connection: Connection, run_id: str, usage: Usage, gpu_type: str | None, at: int, control_plane: ControlPlane
 ) -> None:
-    """In the caller's transaction. `at` in milliseconds: telling the same again for the same time changes nothing."""
+    """Log usage in the caller's transaction, idempotently for equal `at` (milliseconds)."""
     metrics = usage_metrics(usage, gpu_type, control_plane.settings.prices.gpu_hour)
     points = [metric_point(name, value, 0, at) for name, value in metrics.items()]
     tags = [(GPU_TYPE_TAG, gpu_type)] if usage.gpus and gpu_type else []
@@ -42,9 +42,9 @@ def record_usage(
 
 
 def usage_metrics(usage: Usage, gpu_type: str | None, prices: Mapping[str, float]) -> dict[str, float]:
-    """By the name of the metric. `prices` are dollars an hour by type of GPU; without one nothing is said of dollars.
+    """Return usage as metrics by name. `prices` are dollars per hour by GPU type.
 
-    What a command counts is its own: of tokens and memory nothing is said where no step was counted.
+    Without a price there is no dollar metric. A command without steps has no token and memory metrics.
     """
     price = prices.get(gpu_type or "") if usage.gpus else 0.0
     trained = {
@@ -61,19 +61,19 @@ def usage_metrics(usage: Usage, gpu_type: str | None, prices: Mapping[str, float
     }
 
 
-# What a training program measured while its tracking server was away, on its run once the program has ended.
+# Metrics that a training program measured while its tracking server was down, logged once the program has ended.
 
 METRICS_PER_BATCH = 1000
-"""MLflow's limit of metrics in one request."""
+"""MLflow's limit of metrics per request."""
 POINTS_PER_PAGE = 25_000
-"""Its limit of points in one page of a history."""
+"""MLflow's limit of points per page of a history."""
 
 
 def log_unsent_metrics(run_id: str, folder: str, control_plane: ControlPlane) -> None:
-    """Log what was left in `folder`, each step once: one that the run did again after a kill, and could not ask for, may be
-    there, at another time. Of a step that it did otherwise than the first time, values of that do not count.
+    """Log the metrics left in `folder`, each step once. Raises FileNotFoundError if there are none.
 
-    Raises FileNotFoundError where nothing was left.
+    A step repeated after a kill may already be logged, with another time. If it was repeated with a different result, its
+    first values don't count.
     """
     data, logged = RunData(control_plane.database), Metrics(control_plane.database)
     unsent = [point for point in read_unsent_metrics(control_plane.store, folder) if is_valid(point)]
@@ -85,12 +85,12 @@ def log_unsent_metrics(run_id: str, folder: str, control_plane: ControlPlane) ->
 
 
 def is_missing(unsent: UnsentPoint, newest: int | None) -> bool:
-    """Whether the run has not got it: the `newest` value of its step (ms since 1970), if any, is of the first time."""
+    """Whether the run lacks a point; `newest` is its step's last logged time (ms)."""
     return newest is None or (unsent.anew and (unsent.since is None or newest <= unsent.since))
 
 
 def read_newest_times(logged: Metrics, run_id: str, key: str) -> dict[int, int]:
-    """When (ms since 1970) the newest value of that key at each step is from."""
+    """Return the time (ms since 1970) of the newest value per step."""
     found: dict[int, int] = {}
     token = None
     while True:
@@ -103,7 +103,7 @@ def read_newest_times(logged: Metrics, run_id: str, key: str) -> dict[int, int]:
 
 
 def is_valid(unsent: UnsentPoint) -> bool:
-    """False for what the server would have refused: that is dropped where it is sent, too."""
+    """Whether the server would accept the point; invalid ones are dropped when sent, too."""
     try:
         metric_point(unsent.key, unsent.value, unsent.step, unsent.timestamp)
     except HanzoError:
@@ -111,17 +111,17 @@ def is_valid(unsent: UnsentPoint) -> bool:
     return True
 
 
-# Losses of a run that the tracker does not know any more: of a database that was put back to a day before they were
-# logged.
+# Losses that the tracker lacks because its database was restored to a state before they were logged.
 #
-# The run's result has them. What else was logged since is in no other place, and is gone.
+# The run's result contains them. Other metrics logged since then exist nowhere else and are lost.
 
 LOSS_METRIC = "train/loss"
 
 
 def log_lost_losses(run_id: str, losses: Mapping[int, float | None], control_plane: ControlPlane) -> None:
-    """Log the losses of those steps that have none, at the time of now; whatever a step has stays as it is. Of one that was
-    no finite number the result does not say which it was: it is not told.
+    """Log the losses of steps that have none, with the current time.
+
+    The result stores a loss that was not finite as null, so those cannot be restored.
     """
     data, known = RunData(control_plane.database), read_newest_times(Metrics(control_plane.database), run_id, LOSS_METRIC)
     now = now_ms()

@@ -9,7 +9,7 @@ from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 VERSION_TAG = "hanzo_ml/dataset_version"
 """Run tag that pins a dataset version, as NAME@VERSION."""
 ORGANIZATION_TAG = "hanzo_ml/organization"
-"""Run tag with whose dataset that is: each organization counts its own versions of a name."""
+"""Run tag with the dataset's organization: each organization numbers its versions separately."""
 
 
 def version_tags(version: DatasetVersion) -> dict[str, str]:
@@ -17,12 +17,12 @@ def version_tags(version: DatasetVersion) -> dict[str, str]:
 
 
 def asset_group_name(kind: str, name: str) -> str:
-    """Dagster's group names know only letters, digits and `_`."""
+    """Return a Dagster group name, which allows only letters, digits and `_`."""
     return f"{kind}_" + "".join(letter if letter.isalnum() else "_" for letter in name)
 
 
 def find_pinned_version(context: dg.AssetExecutionContext, control_plane: ControlPlane) -> DatasetVersion | None:
-    """The version that a sensor asked for; None on a click, which means the definition's own files."""
+    """Return the version that a sensor pinned, or None: then use the definition's files."""
     tags = context.run.tags
     reference = tags.get(VERSION_TAG)
     return control_plane.datasets.read(reference, tags.get(ORGANIZATION_TAG, DEFAULT_ORGANIZATION)) if reference else None

@@ -1,7 +1,7 @@
 """Run a job's program from an asset, in the Dagster run that supervises it.
 
-The program outlives its supervisor. A run tag says which programs a run follows, so that those of a cancelled run can be
-found without it, and the end of a program is acknowledged once Dagster has recorded what the asset made of it.
+The program outlives its supervisor. Run tags record which programs a run follows, so that the programs of a cancelled run
+can be found without the run. The end of a program is acknowledged once Dagster has recorded the asset's outcome.
 """
 
 import logging
@@ -32,16 +32,14 @@ PHASE_PHRASES = {
 def run_program(
     context: dg.AssetExecutionContext, job: Job, control_plane: ControlPlane, *, jobs: Jobs | None = None
 ) -> Result:
-    """Run the program to its end, or attach to it, and report its log and its phases in the log of the Dagster run.
+    """Run or attach to the program until its end, reporting its log and phases.
 
-    The record of a job that is among `jobs` also says what its program waits for: without it, a job that has no GPU yet
-    looks as if it ran without result.
-
+    With `jobs`, the job's record also states what the program waits for: a job without a GPU would otherwise appear to run.
     Raises:
         BadConfiguration: the program refused its input; the message says what to do.
         JobFailed: it ended otherwise without a result; its `reason` says why.
     """
-    # The first run that follows a program may begin after it: a queued job is given its run when it is admitted.
+    # The first run that follows a program may start after it: a queued job gets its run at admission.
     is_first = not list_program_runs(context.instance, job)
     context.instance.add_run_tags(context.run.run_id, program_tags(job))
     if jobs is not None:
@@ -50,7 +48,7 @@ def run_program(
 
 
 def program_tags(job: JobKey) -> dict[str, str]:
-    """Tags of a Dagster run that follows a program. A run may follow several, one of each kind."""
+    """Return the tags of a run that follows a program; it may follow several."""
     return {f"hanzo_ml/{job.program}": job.id}
 
 
@@ -68,7 +66,7 @@ def follow_job(context: dg.AssetExecutionContext, job: Job, jobs: Jobs | None, *
 
     def line(text: str) -> None:
         context.log.info(text)
-        print(text, flush=True)  # Dagster keeps it as the run's stdout, which can be downloaded
+        print(text, flush=True)  # Dagster stores it as the run's stdout, which can be downloaded
 
     return Follower(
         line=line,
@@ -79,7 +77,7 @@ def follow_job(context: dg.AssetExecutionContext, job: Job, jobs: Jobs | None, *
 
 
 def describe_phase(seen: Observation) -> str:
-    """A sentence about a program without its subject. A program that restarts is still in the attempt that ended."""
+    """Describe a program's phase. One that restarts is still in the ended attempt."""
     phrase = PHASE_PHRASES[seen.phase]
     if seen.phase is Phase.RESTARTING:
         phrase = f"{phrase} after attempt {seen.attempt}"
@@ -89,10 +87,10 @@ def describe_phase(seen: Observation) -> str:
 
 
 def is_program_cancelled(instance: dg.DagsterInstance, run_id: str, job: JobKey) -> bool:
-    """Whether an interrupted run worker is to end its program: an evicted one is interrupted in the same way.
+    """Whether an interrupted run worker must end its program; eviction interrupts it likewise.
 
-    Another run may follow the same program, which then goes on. False where Dagster's database does not answer: the sensor
-    `stop_cancelled_jobs` ends programs that nobody supervises.
+    The program continues if another run follows it. Return False if Dagster's database does not answer: the sensor
+    `stop_cancelled_jobs` ends unsupervised programs.
     """
     try:
         run = instance.get_run_by_id(run_id)
@@ -100,24 +98,25 @@ def is_program_cancelled(instance: dg.DagsterInstance, run_id: str, job: JobKey)
             return False
         return not any(each.run_id != run_id for each in list_unfinished(list_program_runs(instance, job)))
     except Exception as error:
-        log.warning("cannot read the status of run %s, its program goes on: %r", run_id, error)
+        log.warning("cannot read the status of run %s, its program continues: %r", run_id, error)
         return False
 
 
 def list_program_runs(instance: dg.DagsterInstance, job: JobKey) -> list[dg.DagsterRun]:
-    """The runs that follow a program or did, newest first."""
+    """Return the runs that follow or followed a program, newest first."""
     return list(instance.get_runs(dg.RunsFilter(tags=program_tags(job))))
 
 
 def list_unfinished(runs: Iterable[dg.DagsterRun]) -> list[dg.DagsterRun]:
-    """Of these the runs that still work, or will."""
+    """Return the runs that still work or will."""
     return [run for run in runs if not run.is_finished and run.status not in CANCELLED]
 
 
 def is_abandoned(instance: dg.DagsterInstance, job: JobKey) -> bool:
-    """Whether a program is to end because its run was cancelled and nobody follows it: the run's worker died before.
+    """Whether a program's last run was cancelled and no other run follows it.
 
-    One whose run failed goes on: another run will attach to it.
+    The run's worker then died before it could end the program. After a failed run the program continues: another run will
+    attach to it.
     """
     runs = list_program_runs(instance, job)
     return bool(runs) and runs[0].status is dg.DagsterRunStatus.CANCELED and not list_unfinished(runs)
@@ -133,6 +132,6 @@ SUPERVISOR_HOOKS = frozenset(
 )
 """Hooks of each asset that runs programs.
 
-Dagster calls them once it has stored how the step ended. A supervisor that is killed earlier is replaced by one that is
-given the same end again.
+Dagster calls them once it has stored how the step ended. A supervisor that is killed earlier is replaced by one that
+receives the same end again.
 """

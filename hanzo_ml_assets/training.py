@@ -35,11 +35,11 @@ from resources.monitoring.run_health import record_incidents
 # The loss curve of a run as a small picture in Markdown, for the Dagster UI.
 
 WIDTH, HEIGHT, MARGIN = 340, 170, 36
-"""The cell of an asset's overview is that wide in a window of 1400; Dagster cuts a picture that is wider."""
+"""Width of an asset's overview cell in a 1400 pixel window; Dagster crops wider images."""
 
 
 def loss_plot(losses: Mapping[int, float]) -> str:
-    """Step -> loss as a Markdown image; values that are not finite are left out."""
+    """Return step -> loss as a Markdown image; losses that are not finite are omitted."""
     points = sorted((step, loss) for step, loss in losses.items() if math.isfinite(loss))
     if len(points) < 2:
         return "no curve: fewer than two finite losses"
@@ -64,11 +64,11 @@ def loss_plot(losses: Mapping[int, float]) -> str:
     return f"![loss by step](data:image/svg+xml;base64,{base64.b64encode(picture.encode()).decode()})"
 
 
-# What the tracker has of a training run from its start on: its parameters, and the code that trains it.
+# What the tracker records when a training run starts: its parameters and its code.
 
 
 def log_params(plan: TrainingPlan, control_plane: ControlPlane) -> None:
-    """The run's parameters under the specification's names (row E2), and those that its job gave; its code (row E11)."""
+    """Log the run's standard parameters, those set by its job, and its code."""
     recipe, commit = plan.record.recipe, plan.record.environment.git_commit
     given = plan.job.config.get("parameters") or {}
     values = {
@@ -96,33 +96,34 @@ def log_params(plan: TrainingPlan, control_plane: ControlPlane) -> None:
 
 
 def is_plain(value: object) -> bool:
-    """Whether it is a scalar, or a list of them."""
+    """Whether the value is a scalar or a list of scalars."""
     values = value if isinstance(value, tuple) else (value,)
     return all(isinstance(each, bool | int | float | str | None) for each in values)
 
 
 def code_tags(environment: Environment) -> list[tuple[str, str]]:
-    """What the run page shows of the code, from the start on: of a run that fails one wants to know it most. The record has
-    the whole of it.
+    """Return the code version for the run page.
+
+    It is logged at the start, because failing runs need it most. The run's record has the full environment.
     """
     code = {"lock_sha256": environment.lock_sha256, "git_dirty": str(environment.git_dirty).lower()}
     return [(f"environment/{key}", value) for key, value in code.items()]
 
 
-# The checkpoint asset: one partition is one tracking run; materializing it again resumes that run.
+# The checkpoint asset: a partition is a tracking run; materializing it again resumes that run.
 
 DAGSTER_USER = "dagster"
-"""Whose job it is that was asked for in the Dagster UI, which knows no users."""
+"""Owner of jobs launched in the Dagster UI, which has no users."""
 DATASET_METADATA, RECIPE_METADATA = "hanzo_ml/dataset", "hanzo_ml/recipe"
 
 
 class TrainingConfig(dg.Config):  # type: ignore[misc]
-    """What the launchpad of the Dagster UI asks for a new run; a run that was started before goes on as it was."""
+    """Launchpad settings of a new run; an earlier run resumes with its own settings."""
 
-    name: str = Field("", description="the model's name in the registry, for a run in the sandbox")
-    dataset: str = Field("", description="NAME or NAME@VERSION; the definition's own where empty")
-    recipe: str = Field("", description="name of a recipe; the definition's own where empty")
-    parameters: dict[str, Any] = Field({}, description="keys of the recipe with other values for this run")
+    name: str = Field("", description="the model's name in the registry, for a sandbox run")
+    dataset: str = Field("", description="NAME or NAME@VERSION; the definition's dataset when empty")
+    recipe: str = Field("", description="name of a recipe; the definition's recipe when empty")
+    parameters: dict[str, Any] = Field({}, description="recipe keys with other values for this run")
 
     @property
     def overrides(self) -> dict[str, Any]:
@@ -137,7 +138,7 @@ def build_checkpoint(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
         group_name=asset_group_name("models", model.name),
         kinds={"pytorch", "huggingface"},
         owners=list(model.owners),
-        description=f"Fine-tuning with the recipe {model.recipe}. A partition is a tracking run; once more resumes it.",
+        description=f"Fine-tunes with recipe {model.recipe}. A partition is a tracking run; materialize it again to resume.",
         metadata={DATASET_METADATA: model.dataset, RECIPE_METADATA: model.recipe},
         pool=GPU_POOL,
         hooks=SUPERVISOR_HOOKS,
@@ -191,20 +192,20 @@ def build_checkpoint(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
 
 
 def ensure_job(run_id: str, model: str, overrides: Mapping[str, Any], control_plane: ControlPlane) -> None:
-    """The job of a run, recorded now where a click in the Dagster UI is the first to ask for it.
+    """Ensure that a run launched in the Dagster UI has its job.
 
     Raises:
-        dagster.Failure: the run is of another model, or was started with other settings than the launchpad gives now.
+        dagster.Failure: the run belongs to another model, or was started with settings other than the launchpad's.
     """
     job = record_launch(run_id, model, overrides, control_plane, "running")
     if job.config.get("model") != model:
         raise dg.Failure(
-            f"run {run_id} is of another job, '{job.name}': add a partition of another name", allow_retries=False
+            f"run {run_id} belongs to another job, '{job.name}': add a partition of another name", allow_retries=False
         )
     known = {**job.config, DATASET_KEY: comparable_dataset(job, overrides)}
     if any(known.get(key) != value for key, value in overrides.items()):
         raise dg.Failure(
-            f"run {run_id} was started with other settings: empty the launchpad to go on with it, or add a new partition",
+            f"run {run_id} was started with other settings: clear the launchpad to resume it, or add a new partition",
             allow_retries=False,
         )
 
@@ -212,7 +213,7 @@ def ensure_job(run_id: str, model: str, overrides: Mapping[str, Any], control_pl
 def record_launch(
     run_id: str, model: str, overrides: Mapping[str, Any], control_plane: ControlPlane, status: Literal["queued", "running"]
 ) -> JobRecord:
-    """The job that a run does which was launched in the Dagster UI; one that is recorded already stays as it is."""
+    """Record the job of a run launched in the Dagster UI, unless it exists."""
     config = {"name": model, "model": model, **overrides}
     user, organization = DAGSTER_USER, DEFAULT_ORGANIZATION
     return control_plane.jobs.submit(
@@ -221,15 +222,15 @@ def record_launch(
 
 
 def comparable_dataset(job: JobRecord, overrides: Mapping[str, Any]) -> str | None:
-    """The dataset of a job; its name alone, where the launchpad gives that: which version it was is pinned by now."""
+    """Return the job's dataset, without its pinned version if the launchpad names none."""
     reference = job.config.get(DATASET_KEY)
     name = str(reference).partition("@")[0]
     return name if name == overrides.get(DATASET_KEY) else reference
 
 
 def complete_training(plan: TrainingPlan, job: Job, result: Result, control_plane: ControlPlane) -> None:
-    """Job, run, what it used, lineage and events in one transaction; before it, what the tracker never got, or has lost."""
-    made = {**result.artifacts, "run": plan.run, **plan.splits}  # a result replaces neither
+    """Record job, run, usage, lineage and events in one transaction, after any missing metrics."""
+    made = {**result.artifacts, "run": plan.run, **plan.splits}  # the result cannot override either
     facts = TrainingFacts.model_validate(result.facts)
     if facts.unsent_metrics:
         log_unsent_metrics(job.id, result_folder(job), control_plane)
@@ -248,7 +249,7 @@ def complete_training(plan: TrainingPlan, job: Job, result: Result, control_plan
             record_artifact(connection, artifact, control_plane.store.manifest(artifact))
         if (
             control_plane.jobs.get_locked(job.id, connection).status not in ENDED_STATUSES
-        ):  # told once: the time of a point is part of it
+        ):  # only once: a repeat would add points at another time
             record_usage(connection, job.id, usage, job.hardware.gpu_type, now_ms(), control_plane)
         record_incidents(connection, job.id, facts.incidents)
         RunData(control_plane.database).log_batch(job.id, tags=machine_tags(result.machine), connection=connection)
@@ -256,7 +257,7 @@ def complete_training(plan: TrainingPlan, job: Job, result: Result, control_plan
 
 
 def record_recoveries(run_id: str, control_plane: ControlPlane) -> None:
-    """What the program of a run that has failed had tried before."""
+    """Record the recoveries that a failed run's program attempted."""
     incidents = read_recovery_log(control_plane.store, uris.run_checkpoints(run_id))
     with control_plane.database.write() as connection:
         record_incidents(connection, run_id, incidents.entries)

@@ -1,4 +1,4 @@
-"""Resolve what a training job works with, and build its job."""
+"""Resolve the inputs of a training job, and build its job document."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,12 +25,12 @@ from resources.metadata.datasets import DatasetVersion
 from resources.metadata.jobs import JobRecord
 from resources.metadata.registry.model_names import checked_model_name
 
-# What a training job works with: its names resolved, to a version of a dataset, a recipe and the code; of a run that was
-# started before, as its record has them.
+# The inputs of a training job, with names resolved to a dataset version, a recipe and code; for a run that was started
+# before, taken from its record.
 
 
 class ModelDefaults(Protocol):
-    """What a training job takes from its model's definition where it does not say. A `ModelDefinition` has these."""
+    """What a training job inherits from its model's definition; implemented by `ModelDefinition`."""
 
     @property
     def name(self) -> str: ...
@@ -44,7 +44,7 @@ class ModelDefaults(Protocol):
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """What a training job works with, once its names are resolved."""
+    """The resolved inputs of a training job."""
 
     job: JobRecord
     version: DatasetVersion
@@ -54,12 +54,12 @@ class TrainingPlan:
 
 
 def make_training_plan(model: ModelDefaults, run_id: str, control_plane: ControlPlane) -> TrainingPlan:
-    """Resolve dataset, recipe and environment; of a run that was started before, from its record.
+    """Resolve dataset, recipe and environment; for a resumed run, from its record.
 
     Raises:
-        BadConfiguration: unknown recipe or dataset, a parameter that does not fit it, a job that cannot fit its memory, a
-            name that no model can have, a dataset that a check blocks, or whose records its objective cannot learn from, or
-            a base model of other bytes than it pins; a record that was changed since.
+        BadConfiguration: unknown recipe or dataset, invalid parameters, a job that exceeds its memory, an invalid model
+            name, a dataset that a check blocks or whose records don't suit the objective, a base model that differs from its
+            pinned hash, or a modified record.
     """
     job = control_plane.jobs.read(run_id)
     known = control_plane.store.find(uris.run_record(run_id))
@@ -85,25 +85,25 @@ def make_training_plan(model: ModelDefaults, run_id: str, control_plane: Control
 
 
 def resolve_recipe_and_dataset(model: ModelDefaults, config: Mapping[str, Any]) -> tuple[str, Recipe]:
-    """The dataset reference and the recipe that a job asks for; the definition's own where it does not say.
+    """Return the dataset reference and the recipe of a job, with the definition's defaults.
 
     Raises:
-        BadConfiguration: unknown recipe or a parameter that does not fit it.
+        BadConfiguration: unknown recipe or invalid parameters.
     """
     recipe = Recipe.named(config.get("recipe") or model.recipe).changed(config.get("parameters") or {})
     return str(config.get("dataset") or model.dataset), recipe
 
 
 def check_launch(model: ModelDefaults, job: JobRecord) -> None:
-    """What is refused at submission, and the launchpad asks of nobody.
+    """Check what submission checks but the launchpad does not.
 
     Raises:
-        BadConfiguration: a run in the sandbox is of no dataset, or has a name that no version could get after it.
+        BadConfiguration: a sandbox run without dataset, or with a name that is invalid for a version.
     """
     if model.name != SANDBOX:
         return
     if not job.config.get("dataset"):
-        raise BadConfiguration("the sandbox has no dataset of its own: give `dataset` in the launchpad, to a new partition")
+        raise BadConfiguration("the sandbox has no dataset of its own: set `dataset` in the launchpad of a new partition")
     try:
         checked_model_name(job.name)
     except HanzoError as refused:
@@ -111,7 +111,7 @@ def check_launch(model: ModelDefaults, job: JobRecord) -> None:
 
 
 def find_version(reference: str, job: JobRecord, control_plane: ControlPlane) -> DatasetVersion:
-    """Raises BadConfiguration: there is none."""
+    """Return the dataset version. Raises BadConfiguration if there is none."""
     try:
         return control_plane.datasets.read(reference, job.organization)
     except HanzoError as refused:
@@ -121,10 +121,12 @@ def find_version(reference: str, job: JobRecord, control_plane: ControlPlane) ->
 
 
 def check_hardware_fit(recipe: Recipe, shape: Architecture | None) -> None:
-    """What is refused at submission where the recipe is known there: here also that of a definition, and after a click.
+    """Check that the recipe fits its hardware.
+
+    Submission does that only for recipes that the job names, not for a definition's or for launches in the Dagster UI.
 
     Raises:
-        BadConfiguration: with the nearest recipe that fits.
+        BadConfiguration: it does not; the message has the nearest recipe that fits.
     """
     try:
         admit_recipe(recipe, shape)
@@ -133,11 +135,13 @@ def check_hardware_fit(recipe: Recipe, shape: Architecture | None) -> None:
 
 
 def check_base_model(reference: BaseModelRef, store: Store) -> None:
-    """Hash a folder of this machine that no job has used yet: the program would find out with the GPUs in its hands. A
-    package, and a folder that only pods see, it still does: their bytes are not here.
+    """Verify the hash of a local base model that no job has used yet.
+
+    Otherwise the program would detect a mismatch only after its GPUs are allocated. It does verify packages, and folders
+    that only pods see, because their files are not here.
 
     Raises:
-        BadConfiguration: the folder lacks something, or has other bytes than the recipe pins.
+        BadConfiguration: the folder is incomplete or differs from the recipe's pinned hash.
     """
     uri = reference.artifact_uri
     if uri and reference.is_folder and reference.folder.is_dir() and store.find(uri) is None:
@@ -145,7 +149,7 @@ def check_base_model(reference: BaseModelRef, store: Store) -> None:
 
 
 def check_dataset_layout(recipe: Recipe, version: DatasetVersion) -> None:
-    """Raises BadConfiguration: the objective takes other records than the dataset has."""
+    """Raises BadConfiguration if the objective needs another record layout than the dataset's."""
     try:
         admit_dataset(recipe, version)
     except HanzoError as refused:
@@ -153,7 +157,7 @@ def check_dataset_layout(recipe: Recipe, version: DatasetVersion) -> None:
 
 
 def build_plan(model: ModelDefaults, job: JobRecord, version: DatasetVersion, recipe: Recipe, store: Store) -> TrainingPlan:
-    """The plan of a run whose names are resolved. Its record is written to `store`, the only thing that changes."""
+    """Return the plan of a run with resolved names, after writing its record to `store`."""
     splits = {name: version.split(name) for name in ("train", "validation", "test")}
     described = RunRecord(
         run_id=job.id,
@@ -168,7 +172,7 @@ def build_plan(model: ModelDefaults, job: JobRecord, version: DatasetVersion, re
 
 
 def training_job(plan: TrainingPlan, control_plane: ControlPlane) -> Job:
-    """What compute is handed. Raises BadConfiguration: the recipe cannot be trained on as many GPUs as are asked for."""
+    """Return the job document. Raises BadConfiguration for an impossible number of GPUs."""
     run_id, recipe, resumed = plan.record.run_id, plan.record.recipe, plan.job.resumed
     shape = recipe.for_processes(resumed.gpus) if resumed.gpus else recipe
     return Job(
@@ -200,16 +204,16 @@ def training_job(plan: TrainingPlan, control_plane: ControlPlane) -> Job:
 
 
 def repeat_parameters(record: RunRecord) -> dict[str, JsonValue]:
-    """The parameter of a replay. Jobs that repeat nothing keep their digests."""
+    """Return the parameter of a replay; other jobs have none, which keeps their digests."""
     return {"repeats": [incident.model_dump(mode="json") for incident in record.repeats]} if record.repeats else {}
 
 
 def rewind_parameters(job: JobRecord) -> dict[str, JsonValue]:
-    """A part of the work: what the program had made before it was sent back is no result of this."""
+    """Return a rewound job's parameter, which invalidates results from before the rewind."""
     back = job.resumed.sent_back
     return {"sent_back": [each.model_dump(mode="json") for each in back]} if back else {}
 
 
 def starting_weights(job: JobRecord) -> dict[str, Artifact]:
-    """The weights that a run starts from where it is given any: those of another trial of its sweep."""
+    """Return the weights to start from, if any: those of another trial of the sweep."""
     return {START_KEY: Artifact.model_validate(job.config[START_KEY])} if START_KEY in job.config else {}

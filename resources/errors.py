@@ -1,4 +1,4 @@
-"""Every error that a user reads, with its code and HTTP status.
+"""All errors that a user reads, with code and HTTP status.
 
 `api` and the inference gateway turn these into their response bodies; MLflow's shape is `{"error_code", "message"}`.
 """
@@ -10,7 +10,7 @@ from pydantic import JsonValue
 
 
 class ErrorCode(StrEnum):
-    """MLflow's error codes, and some of our own; the HTTP status of each is in `HTTP_STATUS`."""
+    """MLflow's error codes and some of our own; their HTTP status is in `HTTP_STATUS`."""
 
     INVALID_PARAMETER_VALUE = "INVALID_PARAMETER_VALUE"
     BAD_REQUEST = "BAD_REQUEST"
@@ -53,7 +53,7 @@ HTTP_STATUS = {
 
 
 class HanzoError(Exception):
-    """A refusal that a user reads: `message` is one line that says what to do."""
+    """An error for users: `message` is one line that says what to do."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)
@@ -82,7 +82,7 @@ def conflict(message: str) -> HanzoError:
 
 
 class EngineError(HanzoError):
-    """A refusal of the inference engine. `details` travel over HTTP, so that its client raises the same error."""
+    """An error of the inference engine; `details` let an HTTP client raise the same error."""
 
     kind: ClassVar[ErrorCode] = ErrorCode.INTERNAL_ERROR
 
@@ -104,7 +104,7 @@ class UnknownModel(EngineError):
 
 
 class ChecksumMismatch(EngineError):
-    """The file is not the one that was registered; `details` hold `expected` and `found`."""
+    """The file differs from the registered one; `details` hold `expected` and `found`."""
 
     kind = ErrorCode.CHECKSUM_MISMATCH
 
@@ -115,7 +115,7 @@ class ChecksumMismatch(EngineError):
 
 
 class SmokeFailed(EngineError):
-    """The model does not load or does not answer; `details` hold the `reason` and, when one failed, the `prompt`."""
+    """The model does not load or answer; `details` hold `reason` and the failed `prompt`."""
 
     kind = ErrorCode.SMOKE_FAILED
 
@@ -126,6 +126,6 @@ class SmokeFailed(EngineError):
 
 
 class EngineUnavailable(EngineError):
-    """Nothing answers now; a later attempt can succeed."""
+    """The engine is unreachable; a later attempt can succeed."""
 
     kind = ErrorCode.TEMPORARILY_UNAVAILABLE

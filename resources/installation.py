@@ -1,6 +1,6 @@
-"""Files of the product that are not modules: the stack's YAML files, the lock file, and the commit.
+"""Non-Python files of the product: the stack's YAML files, lock file and commit.
 
-A checkout has them in its root folder, and so has our image. A wheel carries them as package data, copied there by
+A checkout and our image have them in the root folder. A wheel has them as package data, copied there by
 `deploy/package_data.py`.
 """
 
@@ -12,29 +12,29 @@ DAGSTER_FILE = "dagster.yaml"
 WORKSPACE_FILE = "workspace.yaml"
 LOCK_FILE = "requirements.lock"
 COMMIT_FILE = "COMMIT"
-"""Written where there is no git to ask: by the build of an image or of a wheel."""
+"""Written by the build of an image or a wheel, which has no git."""
 NO_COMMIT = "none"
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 PACKAGE_DATA = Path(__file__).resolve().parent / "package_data"
 SOURCE = CHECKOUT if (CHECKOUT / WORKSPACE_FILE).is_file() else PACKAGE_DATA
-"""The folder that holds the files above. Processes start in it, so that a checkout's modules are found first."""
+"""The folder with the files above. Processes start there, so that a checkout's modules are found first."""
 
 
 def git_commit(source: Path) -> str:
-    """The commit of a checkout, or the one that was recorded when an image or a wheel was built."""
+    """Return the checkout's commit, or the one recorded by the build."""
     return recorded_commit(source) or git(source, "rev-parse", "HEAD") or NO_COMMIT
 
 
 def git_diff(source: Path) -> str:
-    """Uncommitted changes of tracked files; empty without git."""
+    """Return uncommitted changes of tracked files; empty without git."""
     return "" if recorded_commit(source) else git(source, "diff", "HEAD")
 
 
 def recorded_commit(source: Path) -> str | None:
-    """The commit that a build recorded; None in a checkout.
+    """Return the commit that a build recorded; None in a checkout.
 
-    Git is not asked there: a wheel's environment may lie in a user's repository, whose commit is not ours.
+    An installed wheel must not ask git: its environment may be inside a user's repository.
     """
     file = source / COMMIT_FILE
     if (source / ".git").exists() or not file.is_file():

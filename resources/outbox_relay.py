@@ -1,11 +1,9 @@
-"""`python -m resources.outbox_relay`: events to Kafka, at least once and in order for each key (rows Q1-Q3, Q7, Q9).
+"""`python -m resources.outbox_relay`: relay events to Kafka, at least once and in order per key.
 
-The events table is the log, Kafka has a copy. How far it has one stands in the database, and moves only when the brokers
-have acknowledged all before: killed at any moment, the relay sends again what it had not noted. `seq`, in every message,
-tells a consumer what it knows already. While no broker answers, the events wait where they are, and nothing waits for them.
-Only behind a message that the brokers themselves refuse may another of its key come first.
-
-What belongs here: reading, sending, remembering. What does not: what an event says, which is whoever emits it.
+The events table is the log, Kafka has a copy. The position of the copy is stored in the database, and advances only when
+the brokers have acknowledged all earlier events: after a kill at any point, the relay resends what is not yet recorded.
+Consumers detect duplicates by `seq`, which is in every message. During an outage of the brokers events wait in the table and
+block nothing. Order is broken only when the brokers reject a message: later ones of its key may then arrive first.
 """
 
 import json
@@ -41,14 +39,14 @@ RETRY_SECONDS = 2.0
 ANSWER_TIMEOUT_SECONDS = 5.0
 ACKNOWLEDGEMENT_TIMEOUT_SECONDS = 10.0
 MAX_VALUE_BYTES = 900_000
-"""Bytes of a message: brokers take 1 MB, with its key and headers, unless they are told otherwise."""
+"""Limit of a message's size: brokers accept 1 MB by default, including key and headers."""
 POSTGRES_RELAY_LOCK = 57_000_003
 SENDING_MESSAGE = "events are sent"
 
 
 @dataclass(frozen=True)
 class KafkaRecord:
-    """A message of Kafka. The key decides the partition, and so what stays in order."""
+    """A Kafka message. The key selects the partition, and thereby what stays in order."""
 
     topic: str
     key: str
@@ -56,7 +54,7 @@ class KafkaRecord:
 
 
 class DeliveryError(Exception):
-    """Some of the messages were not acknowledged; the text says why. Before the first of those, `delivered` others were."""
+    """Raised when messages were not acknowledged; `delivered` counts those before the first one."""
 
     def __init__(self, reason: str, delivered: int = 0) -> None:
         super().__init__(reason)
@@ -64,9 +62,9 @@ class DeliveryError(Exception):
 
 
 def to_record(event: Event, prefix: str) -> KafkaRecord:
-    """The event's payload, with its name and number beside it.
+    """Return the message of an event: its payload, type and sequence number.
 
-    One that no broker would take says how large it is, and where it can be read: without it, all behind it would wait.
+    A payload that is too large for the brokers is replaced by its size and a link, so that it cannot block later events.
     """
     named = {"event": event.type, "seq": event.seq}
     value = json.dumps({**mask_payload(event.payload), **named}, separators=(",", ":")).encode()
@@ -77,20 +75,20 @@ def to_record(event: Event, prefix: str) -> KafkaRecord:
 
 
 class KafkaPublisher:
-    """The brokers. A producer that failed is given up with all that it still holds, so that nothing of it comes late."""
+    """Publishes to Kafka. Discards a failed producer's queue, so no message arrives late."""
 
     def __init__(self, brokers: str, security: Mapping[str, str] | None = None) -> None:
-        """`security` is how they are signed in to, in librdkafka's words."""
+        """`security` holds librdkafka's authentication settings."""
         self._brokers = brokers
         self._security = dict(security or {})
         self._producer: Producer | None = None
         self._connection_error = ""
 
     def send(self, records: Sequence[KafkaRecord]) -> None:
-        """Returns when the brokers have acknowledged all of them, each written to all replicas that are in sync.
+        """Send records, and return once all in-sync replicas have acknowledged them.
 
         Raises:
-            DeliveryError: they have not. Of those behind the first one that is not there, some may be.
+            DeliveryError: some are missing. Records after the first missing one may have arrived.
         """
         self._connection_error = ""
         missing = dict(enumerate(records))
@@ -121,19 +119,19 @@ class KafkaPublisher:
         producer, self._producer = self._producer, None
         if producer is not None:
             producer.purge()
-            producer.poll(0)  # what it would have called keeps it alive
+            producer.poll(0)  # pending callbacks would keep it alive
 
     def _connected(self) -> Producer:
-        """Raises KafkaException where no broker answers: an address that is wrong is noticed before there is an event."""
+        """Return a producer; raises KafkaException if no broker answers, even before the first event."""
         producer = Producer(
             {
                 "bootstrap.servers": self._brokers,
                 "client.id": "hanzo-ml",
-                "enable.idempotence": True,  # a retry within the producer neither doubles nor overtakes
+                "enable.idempotence": True,  # retries within the producer neither duplicate nor reorder
                 "message.timeout.ms": int(ACKNOWLEDGEMENT_TIMEOUT_SECONDS * 1000),
                 "compression.type": "zstd",
                 "error_cb": self._note,
-                "log_level": 0,  # it would log every attempt to connect
+                "log_level": 0,  # otherwise it logs every connection attempt
                 **self._security,
             }
         )
@@ -144,7 +142,7 @@ class KafkaPublisher:
         return producer
 
     def _note(self, error: KafkaError) -> None:
-        """What is wrong with the connections: a message itself only says that it was not acknowledged in time."""
+        """Record a connection problem; a message's own error only says that it timed out."""
         self._connection_error = error.str()
 
 
@@ -156,12 +154,13 @@ class Relay:
         self._batch = MAX_BATCH
 
     def send_next(self) -> int:
-        """Send the next events, and note that they were sent. Returns how many there were.
+        """Send the next events and record the position. Returns their number.
 
-        Where one is not delivered, fewer are sent at once until all are again: else the others would be sent anew each time.
+        After a failed delivery the batch size is reduced, or the events around it would be resent each time. It grows again
+        while deliveries succeed.
 
         Raises:
-            DeliveryError, SQLAlchemyError: what was not noted comes first the next time.
+            DeliveryError, SQLAlchemyError: unrecorded events are sent first the next time.
         """
         with self._database.read() as connection:
             events = read_after(connection, read_position(connection, READER_NAME), limit=self._batch)
@@ -183,10 +182,10 @@ class Relay:
 
 @contextmanager
 def exclusive_relay(database: Database, folder: Path, stopped: threading.Event) -> Iterator[Callable[[], None]]:
-    """While the block runs, no other relay of this database sends: everything would be sent twice, each time in order.
+    """Hold the lock of the only sending relay; a second one would send everything twice.
 
-    It begins when the other one ended, or when it is stopped. What it yields raises SQLAlchemyError where the database was
-    lost, and with it the lock: asked before each batch, so that no more than one is sent twice.
+    Waits until the other relay ends, or until `stopped`. The yielded check raises SQLAlchemyError if the database session,
+    and with it the lock, was lost: called before each batch, it limits duplicates to one batch.
     """
     if database.engine.dialect.name != "postgresql":
         folder.mkdir(parents=True, exist_ok=True)
@@ -205,17 +204,17 @@ def exclusive_relay(database: Database, folder: Path, stopped: threading.Event) 
                 stopped.wait(POLL_SECONDS)
             yield lambda: connection.execute(text("SELECT 1")).close()
         finally:
-            connection.invalidate()  # the lock is the session's, which the pool would keep
+            connection.invalidate()  # the lock belongs to the session, which the pool would keep open
 
 
 def run(settings: Settings, stopped: threading.Event) -> None:
-    """Until it is stopped. Whatever fails is tried again, and said once.
+    """Relay events until `stopped`; failures are retried and logged once.
 
     Raises:
         BadConfiguration: no broker is set.
     """
     if settings.stream.brokers is None:
-        raise BadConfiguration("no Kafka: set stream.brokers, such as kafka:9092 (HANZO_ML_STREAM_BROKERS)")
+        raise BadConfiguration("Kafka is not configured: set stream.brokers, such as kafka:9092 (HANZO_ML_STREAM_BROKERS)")
     database = Database(settings.database_url, settings.database.connect_seconds)
     kafka = KafkaPublisher(settings.stream.brokers, settings.stream.security)
     relay = Relay(database, kafka, settings.stream.topic_prefix)
@@ -239,7 +238,7 @@ def run(settings: Settings, stopped: threading.Event) -> None:
         except (DeliveryError, SQLAlchemyError) as error:
             problem = str(error).splitlines()[0]
             if problem != last_message:
-                log.warning("events wait in the database, and are sent when this is over: %s", problem)
+                log.warning("events wait in the database until Kafka accepts them again: %s", problem)
             last_message = problem
             stopped.wait(RETRY_SECONDS)
     kafka.close()

@@ -1,4 +1,4 @@
-"""Logs of the stack's services, at the level and in the format of the settings' section `logging`."""
+"""Configure logs of the stack's services from the settings' section `logging`."""
 
 import json
 import logging
@@ -13,7 +13,7 @@ CHATTY = ("httpx", "httpcore", "urllib3", "kubernetes")
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line: time (ISO 8601, UTC), level, logger, message, and the traceback of an error."""
+    """One JSON object per line: time (UTC), level, logger, message and traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {

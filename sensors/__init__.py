@@ -1,5 +1,5 @@
-"""One file for each automation. A sensor reads the event table with a cursor, decides purely, and requests runs.
+"""Dagster sensors, one module per automation.
 
-A fresh or reset cursor launches nothing that is done: each decision looks at the state that the event led to, and each
-request has a run key that Dagster honours once.
+A sensor reads state or new events from the database, decides, and requests runs. Resetting a cursor is safe: each decision
+checks the state that its event led to, and Dagster starts a run key only once.
 """

@@ -1,8 +1,7 @@
-"""A job failed or was cancelled -> its run says what it had used until then, and on what: it has cost that all the same. And
-what it was healed of since `watch_training` looked last.
+"""Record the resource usage, cost and recoveries of failed and cancelled jobs.
 
-The program wrote it down as it went on (`recipes.contracts.results`). It may do so once more while a cancelled job ends, so
-that its run is waited for.
+The program writes its usage as it runs (`recipes.contracts.results`), and may do so once more while a cancelled job ends:
+therefore wait for its Dagster run to finish.
 """
 
 import dagster as dg
@@ -27,12 +26,12 @@ from sensors.decisions.job_runs import has_no_unfinished_run
 from sensors.sensor import SLOW_INTERVAL_SECONDS, read_cursor, read_new_events, sensor
 
 MAX_WAIT_MS = 2 * GRACE_SECONDS * 1000
-"""How long an ended job's run is waited for: one that never ends holds up no other."""
+"""How long to wait for an ended job's Dagster run: a run that never ends must not block other events."""
 
 
 @sensor(
     interval=SLOW_INTERVAL_SECONDS,
-    description="Says what each failed or cancelled run had used, and was healed of.",
+    description="Records the usage and the recoveries of each failed or cancelled run.",
     requests_runs=False,
 )
 def account_ended_jobs(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
@@ -44,7 +43,7 @@ def account_ended_jobs(context: dg.SensorEvaluationContext, control_plane: Contr
             break
         try:
             record_job_usage(event, control_plane)
-        # Its run was deleted, say, or what it wrote is of another release: one event is not to hold up all that follow.
+        # The run may be deleted, or its files from another release: one event must not block those after it.
         except (HanzoError, BrokenArtifact, ValidationError) as error:
             context.log.warning(f"job {event.key}: {error}")
         cursor = cursor.after(event)
@@ -52,7 +51,7 @@ def account_ended_jobs(context: dg.SensorEvaluationContext, control_plane: Contr
 
 
 def record_job_usage(event: Event, control_plane: ControlPlane) -> None:
-    """Nothing of a job that goes on again, or has not begun."""
+    """Record usage, unless the job was resumed or never started."""
     usage = read_usage(control_plane.store, uris.run_folder(event.key))
     job = control_plane.jobs.read(event.key)
     if usage == Usage() or job.status not in ("failed", "cancelled") or not (job.type == TRAINING or usage.gpus):
@@ -67,11 +66,11 @@ def record_job_usage(event: Event, control_plane: ControlPlane) -> None:
 
 
 def find_hardware(job: JobRecord, store: Store) -> Hardware:
-    """What a job that has run was given."""
+    """Return the hardware that a job ran on."""
     if job.type == COMMAND:
         return read_command(job).resources
     place = uris.run_record(job.id)
     record = store.find(place)
-    if record is None:  # it was written before its program began
+    if record is None:  # written before the program starts
         raise BrokenArtifact(f"{place} is missing")
     return read_record(store, record).recipe.hardware

@@ -1,4 +1,4 @@
-"""A job's run was terminated, as Dagster's UI offers it -> the job is cancelled: it counted as running for ever."""
+"""Cancel jobs whose run was terminated in the Dagster UI, which otherwise count as running."""
 
 from contextlib import suppress
 
@@ -13,13 +13,13 @@ from sensors.sensor import SLOW_INTERVAL_SECONDS, sensor
 
 @sensor(interval=SLOW_INTERVAL_SECONDS, description="Cancels the job of each run that was terminated.", requests_runs=False)
 def cancel_terminated_jobs(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
-    # From the jobs to their runs: of those there are few, of cancelled runs a sweep leaves hundreds.
+    # Look up runs by job: there are few active jobs, while a sweep leaves hundreds of cancelled runs.
     with control_plane.database.read() as connection:
         active = [*control_plane.jobs.active(connection), *control_plane.jobs.running(PREPARATION, connection)]
         resumed_at = {job.id: control_plane.jobs.resumed_at(job.id, connection) for job in active}
     for job in active:
         newest = newest_run(context.instance, job.id, resumed_at[job.id], job_tag(job))
         if newest is not None and newest.status == dg.DagsterRunStatus.CANCELED:
-            with suppress(HanzoError):  # somebody was faster, and others wait to be looked at
+            with suppress(HanzoError):  # ended concurrently; continue with the other jobs
                 control_plane.jobs.cancel(job.id, f"its run was terminated in Dagster (run {newest.run_id})")
     return dg.SensorResult()

@@ -1,4 +1,4 @@
-"""Somebody asked for the checks of a version once more -> check it, and split it if no check blocks any more."""
+"""Check a dataset version again on request; split it once no check blocks."""
 
 import dagster as dg
 

@@ -1,4 +1,4 @@
-"""A version was promoted to production, or the engine lost it -> deploy it (specification row P5)."""
+"""Deploy a version when it is promoted to production or the engine lost it."""
 
 import dagster as dg
 
@@ -10,7 +10,7 @@ from sensors.decisions.definition_lookup import find_definition
 from sensors.sensor import INTERVAL_SECONDS, read_cursor, read_new_events, sensor
 
 
-@sensor(interval=INTERVAL_SECONDS, description="Deploys each version that is promoted to production, or that was lost.")
+@sensor(interval=INTERVAL_SECONDS, description="Deploys each version that is promoted to production or lost by the engine.")
 def deploy_promotions(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
     requests = []
     promotions = []
@@ -19,19 +19,19 @@ def deploy_promotions(context: dg.SensorEvaluationContext, control_plane: Contro
         for event in read_new_events(cursor, connection, PROMOTED_EVENT, LOST_EVENT):
             cursor = cursor.after(event)
             name, run_id, promoted = event.key, event.payload["run_id"], event.type == PROMOTED_EVENT
-            # A client may promote a mere pointer, as in MLflow: nothing of it can be deployed, and no run made it here.
+            # Clients may promote a bare pointer, as MLflow allows: there is nothing to deploy and no run here made it.
             if promoted and (event.payload["stage"] != "production" or not event.payload.get("servable", True)):
                 continue
             home = find_definition(context, "models", name)
             model = ModelKey(event.payload["organization"], name)
             version = control_plane.registry.find(model, event.payload["version"], connection)
-            if version is None:  # deleted or renamed since: it is in production no more
+            if version is None:  # deleted or renamed since, and therefore not in production
                 continue
             deployed = find_by_promotion(connection, event.seq if promoted else event.payload["promotion"])
             ended = deployed is not None and deployed.status != "deploying"
             if version.stage != "production" or ended:
                 continue
-            # A request for a partition that Dagster does not know fails the tick, and with it every promotion behind it.
+            # Requesting an unknown partition fails the tick, which would block all later promotions.
             context.instance.add_dynamic_partitions(f"{home}-runs", [run_id])
             if promoted:
                 metadata = {"version": version.version, "user": event.payload["user_id"], "event": event.seq}

@@ -1,7 +1,7 @@
-"""A training job completed -> evaluate it, register its version and export it (specification row M8).
+"""Evaluate, register and export the model of each completed training job.
 
-Of a sweep only the best trial that was not stopped early, once the sweep has ended: nobody wants a model version of each of
-fifty. A trial that somebody resumed after that is asked for by name, and is a job like others.
+Of a sweep only the best completed trial is used, once the sweep has ended: a model version per trial would be useless. A
+trial that a user resumed later counts as an ordinary job.
 """
 
 import dagster as dg
@@ -18,9 +18,7 @@ from sensors.sensor import INTERVAL_SECONDS, read_cursor, read_new_events, senso
 
 EVALUATION_ASSETS = ("evaluation", "version", "merged", "gguf")
 HIGH_PRIORITY = {PRIORITY_TAG: "1"}
-"""Before the trainings that wait for the same GPUs: a model that is made was to be evaluated after all that were submitted
-meanwhile.
-"""
+"""Run before trainings that wait for the same GPUs; finished models once waited behind every job submitted meanwhile."""
 
 
 @sensor(interval=INTERVAL_SECONDS, description="Evaluates, registers and exports each completed training run.")
@@ -34,14 +32,14 @@ def evaluate_completed_jobs(context: dg.SensorEvaluationContext, control_plane: 
             job = control_plane.jobs.get(best_job_id(event) if of_sweep else event.key, connection)
             if job.type != TRAINING or job.replay_of is not None or of_sweep != is_trial(job):
                 continue
-            if job.status != "completed":  # all trials with a value were stopped early: there is no model of any yet
+            if job.status != "completed":  # every trial with a value was stopped early: no model exists yet
                 continue
             home = find_definition(context, "models", str(job.config["model"]))
             model = ModelKey(job.organization, registered_name(home, job.name))
             version = control_plane.registry.find_by_training(model, job.id, connection)
             if version is not None and "gguf" in version.artifacts:
                 continue
-            # One that Dagster does not know, whose history was begun anew, fails the tick, and with it all jobs behind it.
+            # Requesting a partition unknown to Dagster, whose history may be new, fails the tick and blocks later jobs.
             context.instance.add_dynamic_partitions(f"{home}-runs", [job.id])
             requests.append(
                 dg.RunRequest(
@@ -55,11 +53,11 @@ def evaluate_completed_jobs(context: dg.SensorEvaluationContext, control_plane: 
 
 
 def is_trial(job: JobRecord) -> bool:
-    """Whether a job is a trial, of which its sweep says whether there is to be a version of it."""
+    """Whether the job is a sweep trial that was not resumed separately."""
     return SWEEP_KEY in job.config and not job.resumed.times
 
 
 def best_job_id(event: Event) -> str:
-    """The job of a sweep's best trial that completed. Events of before that was told have the best of all."""
+    """Return the job of the best completed trial; older events only name the best trial."""
     best = event.payload.get("best_completed") or event.payload["best"]
     return str(best["job_id"])

@@ -14,7 +14,7 @@ from sensors.sensor import SLOW_INTERVAL_SECONDS, sensor
 
 @sensor(
     interval=SLOW_INTERVAL_SECONDS,
-    description="Lists the job of each training that was launched here and waits for its turn.",
+    description="Records the job of each training that was launched in this UI and is queued.",
     requests_runs=False,
 )
 def list_clicked_runs(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
@@ -22,18 +22,18 @@ def list_clicked_runs(context: dg.SensorEvaluationContext, control_plane: Contro
         run_id, key = run.tags.get(PARTITION_TAG), find_trained_asset(run)
         if run_id is None or key is None or control_plane.jobs.find_by_id(run_id):
             continue
-        with suppress(HanzoError, ValidationError):  # its run fails for it, and says so
+        with suppress(HanzoError, ValidationError):  # the run itself fails with this error
             record_launch(run_id, key.path[1], read_launch_config(run, key), control_plane, "queued")
     return dg.SensorResult()
 
 
 def find_trained_asset(run: dg.DagsterRun) -> dg.AssetKey | None:
-    """The asset that a run trains, if it does."""
+    """Return the asset that a run trains, or None."""
     keys = (key for key in run.asset_selection or () if key.path[0] == "models" and key.path[-1] == "checkpoint")
     return next(keys, None)
 
 
 def read_launch_config(run: dg.DagsterRun, key: dg.AssetKey) -> dict[str, object]:
-    """What was asked for in the launchpad. Raises ValidationError."""
+    """Return the configuration entered in the launchpad. Raises ValidationError."""
     asked = run.run_config.get("ops", {}).get(key.to_python_identifier(), {}).get("config", {})
     return TrainingConfig(**asked).overrides

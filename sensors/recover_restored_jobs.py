@@ -1,4 +1,4 @@
-"""Rerun jobs whose end, or whose run, a restored database has lost."""
+"""Rerun jobs whose end is missing from a restored database, or whose run from Dagster."""
 
 import dagster as dg
 
@@ -13,7 +13,7 @@ from sensors.sensor import SLOW_INTERVAL_SECONDS, sensor
 
 @sensor(
     interval=SLOW_INTERVAL_SECONDS,
-    description="Goes on with each job whose end the database, or whose run Dagster, has lost.",
+    description="Resumes each job whose end is missing from a restored database, or whose run is missing from Dagster.",
 )
 def go_on_with_put_back_jobs(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
     instance, jobs = context.instance, control_plane.jobs
@@ -30,19 +30,19 @@ def go_on_with_put_back_jobs(context: dg.SensorEvaluationContext, control_plane:
         run = newest_program_run(instance, job, resumed_at)
         if run is None or not has_recorded_end(run) or was_retried(instance, run):
             continue
-        if jobs.read(job.id).status in ACTIVE_STATUSES:  # it has not ended since it was looked at, and its run with it
+        if jobs.read(job.id).status in ACTIVE_STATUSES:  # read again: the job may have ended with its run meanwhile
             requests.append(make_retry_request(run))
     return dg.SensorResult(run_requests=requests)
 
 
 def has_no_run(instance: dg.DagsterInstance, job: JobRecord) -> bool:
-    """Whether Dagster knows of no run of a job, none that has ended either: it began to run in one."""
+    """Whether Dagster has no run of the job, finished ones included."""
     tag = PREPARATION_TAG if job.type == PREPARATION else PARTITION_TAG
     return not instance.get_runs(dg.RunsFilter(tags={tag: job.id}), limit=1)
 
 
 def newest_program_run(instance: dg.DagsterInstance, job: JobRecord, resumed_at: int) -> dg.DagsterRun | None:
-    """The newest run that worked for a job since it was resumed last, and not for what the job has left."""
+    """Return the newest run that worked for the job since its last resume."""
     if job.type == PREPARATION:
         return next(iter(instance.get_runs(dg.RunsFilter(tags={PREPARATION_TAG: job.id}), limit=1)), None)
     filters = dg.RunsFilter(tags={PARTITION_TAG: job.id}, created_after=to_datetime(resumed_at))
@@ -50,5 +50,5 @@ def newest_program_run(instance: dg.DagsterInstance, job: JobRecord, resumed_at:
 
 
 def has_recorded_end(run: dg.DagsterRun) -> bool:
-    """Whether a run has ended, and what became of it was recorded."""
+    """Whether a run has ended and its outcome was recorded."""
     return bool(run.status == dg.DagsterRunStatus.SUCCESS or stored_decision(run) == NO)

@@ -1,8 +1,8 @@
-"""Recover run workers that were lost before their run started, or as it was cancelled; remove those whose run is over.
+"""Recover lost run workers of starting and cancelled runs; remove workers of finished runs.
 
-Dagster's run monitor covers started runs. It fails a run that starts slowly, although its worker may only wait for an image,
-and starts later all the same; so its time limit is long, and the loss of a starting worker is noticed here. It waits for
-minutes for a cancelled worker that is gone, while the program of that goes on.
+Dagster's run monitor covers started runs only. It fails runs that start slowly, although their worker may just be pulling an
+image and start later: so its time limit is long, and this sensor detects lost starting workers. For a cancelled worker that
+is gone it waits minutes, while the worker's program keeps running.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -15,16 +15,16 @@ from resources.orchestration.run_workers import RecoverableWorkers
 from sensors.sensor import SLOW_INTERVAL_SECONDS, sensor
 
 LAUNCH_TIME = timedelta(seconds=30)
-"""How long a launch may take to create its worker."""
+"""Time for a launch to create its worker."""
 CANCEL_TIME = timedelta(seconds=20)
-"""How long a worker may take to cancel its program and to report that; longer than its pod's grace period."""
+"""Time for a worker to cancel its program and report that; longer than the pod's grace period."""
 EXIT_TIME = timedelta(seconds=60)
-"""How long a worker may take to exit after it reported the end of its run."""
+"""Time for a worker to exit after it reported the end of its run."""
 
 
 @sensor(
     interval=SLOW_INTERVAL_SECONDS,
-    description="Starts run workers again that were lost before they started, and removes those of runs that are over.",
+    description="Restarts run workers that were lost before they started, and removes those of finished runs.",
     requests_runs=False,
 )
 def recover_run_workers(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
@@ -47,7 +47,7 @@ def recover_run_workers(context: dg.SensorEvaluationContext, control_plane: Cont
 
 
 def is_over(instance: dg.DagsterInstance, run_id: str, now: datetime) -> bool:
-    """Whether a run ended long enough ago for its worker to have exited, or was deleted."""
+    """Whether a run was deleted, or ended long enough ago for its worker to exit."""
     record = instance.get_run_record_by_id(run_id)
     return record is None or (record.dagster_run.is_finished and now - last_change(record) > EXIT_TIME)
 

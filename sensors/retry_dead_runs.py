@@ -1,8 +1,8 @@
-"""Retry runs whose worker died, or that failed for infrastructure reasons (`sensors.decisions.retry_policy`); fail the jobs
-of others.
+"""Retry runs whose worker died or that failed for infrastructure reasons; fail other jobs.
 
-Dagster's own run retries read the failed run's record while it is still being written, and then never look again: a run
-whose worker and daemon were killed together was lost. This sensor looks at the state, as often as it takes.
+`sensors.decisions.retry_policy` decides. Dagster's own run retries read the failed run's record while it is still being
+written, and never again: a run whose worker and daemon were killed together was lost. This sensor checks the state at every
+tick.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -37,23 +37,23 @@ from sensors.sensor import INTERVAL_SECONDS, sensor
 
 DEPLOYMENT_STEP = "deployment"
 DEPLOYMENT_RETRY_PAUSE = timedelta(seconds=15)
-"""Before a deployment is retried, times the retries so far: an outage may last for most of an hour."""
+"""Pause before a deployment is retried, multiplied by the retries so far: an outage may last most of an hour."""
 ERROR_RETRY_PAUSE = timedelta(minutes=2)
-"""Before any other run that failed by an error is retried, growing with each retry to at most a quarter of an hour."""
+"""Pause before any other failed run is retried, growing with each retry up to 12 minutes."""
 SETTLING_TIME = timedelta(seconds=1)
-"""A failed run's tags are written after its status: younger ones are left for the next look."""
+"""Runs that failed more recently wait for the next tick: Dagster writes a run's tags after its status."""
 
 
 @sensor(
     interval=INTERVAL_SECONDS,
-    description="Goes on with each run whose worker died, and fails the job of each run that failed for good.",
+    description="Retries each run whose worker died, and fails the job of each run that failed for good.",
 )
 def retry_dead_runs(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
     instance, now = context.instance, datetime.now(UTC)
     filters = dg.RunsFilter(statuses=[dg.DagsterRunStatus.FAILURE], updated_after=now - LOOK_BACK)
     requests = []
     for record in instance.get_run_records(filters):
-        # Where the clock was put back, it ended later than now: to wait until then cost an hour.
+        # If the clock was set back, the run ended in the future: waiting for that moment once cost an hour.
         run, waited = record.dagster_run, abs(now - record.update_timestamp.replace(tzinfo=UTC))
         due = waited >= SETTLING_TIME and is_retry_due(instance, run, waited, control_plane)
         if due and not was_retried(instance, run) and is_retry_wanted(instance, run, control_plane):
@@ -62,8 +62,9 @@ def retry_dead_runs(context: dg.SensorEvaluationContext, control_plane: ControlP
 
 
 def has_made_progress(record: dg.RunRecord, control_plane: ControlPlane) -> bool:
-    """Whether the program of a run works on, or saved a checkpoint since the run began: who follows it may die as often as
-    somebody likes. A training of weeks failed, as its stack was ended for the twenty-first time.
+    """Whether the program still runs, or saved a checkpoint since the Dagster run began.
+
+    Such a run worker may die any number of times: a training of weeks failed when its stack stopped for the 21st time.
     """
     run, store = record.dagster_run, control_plane.store
     if PARTITION_TAG not in run.tags or not selected_steps(run) & JOB_ASSETS:
@@ -75,12 +76,12 @@ def has_made_progress(record: dg.RunRecord, control_plane: ControlPlane) -> bool
     try:
         saved = store.list(uris.run_checkpoints(job_id))
         return any(store.modified_ms(uri) > began for uri in saved if uri.endswith(f"/{MANIFEST_FILE}"))
-    except (FileNotFoundError, StoreUnavailable):  # one that is deleted just now, or nobody can say
+    except (FileNotFoundError, StoreUnavailable):  # deleted concurrently, or unknown
         return False
 
 
 def is_retry_due(instance: dg.DagsterInstance, run: dg.DagsterRun, waited: timedelta, control_plane: ControlPlane) -> bool:
-    """Whether a run is to be retried and its pause is over. Fails its job where it never is."""
+    """Whether a run is retried and its pause is over; fails the job of others."""
     if can_retry_dead_worker(run):
         return True
     if selected_steps(run) == {DEPLOYMENT_STEP}:
@@ -90,7 +91,7 @@ def is_retry_due(instance: dg.DagsterInstance, run: dg.DagsterRun, waited: timed
 
 
 def is_retry_wanted(instance: dg.DagsterInstance, run: dg.DagsterRun, control_plane: ControlPlane) -> bool:
-    """Whether a run that may be tried again still is to be."""
+    """Whether the work of a run that may be retried is still wanted."""
     if can_retry_dead_worker(run):
         return is_job_wanted(instance, run, control_plane)
     if selected_steps(run) == {DEPLOYMENT_STEP}:
@@ -99,7 +100,7 @@ def is_retry_wanted(instance: dg.DagsterInstance, run: dg.DagsterRun, control_pl
 
 
 def is_job_wanted(instance: dg.DagsterInstance, run: dg.DagsterRun, control_plane: ControlPlane) -> bool:
-    """Not one that was cancelled meanwhile, even if it was resumed again. True of a run that works for no job."""
+    """Whether the job was not cancelled since the run began; true without a job."""
     job_id = run.tags.get(PARTITION_TAG if selected_steps(run) & JOB_ASSETS else PREPARATION_TAG)
     if job_id is None:
         return True
@@ -110,8 +111,10 @@ def is_job_wanted(instance: dg.DagsterInstance, run: dg.DagsterRun, control_plan
 
 
 def is_deployment_unfinished(run: dg.DagsterRun, control_plane: ControlPlane) -> bool:
-    """Whether a deployment stopped half-way, or before it began: the store or the database was away, and what is served and
-    what the registry says are two versions. One that the engine refused is put back at once.
+    """Whether a deployment was interrupted or never began.
+
+    This happens when the store or database is down: the served and the registered version then differ. A version that the
+    engine refused is rolled back at once.
     """
     partition = run.tags.get(PARTITION_TAG)
     if partition is None:

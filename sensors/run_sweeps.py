@@ -1,6 +1,6 @@
-"""A sweep goes on -> look at its trials, stop those that lead nowhere, start the next ones (rows K1-K7).
+"""Advance sweeps: check their trials, stop unpromising ones, start the next ones.
 
-It follows the rows and not the events: whatever was killed in between, the next look finds the sweep as it stands.
+It reads state, not events: after any interruption, the next tick continues from the rows.
 """
 
 from functools import partial
@@ -35,30 +35,32 @@ def run_sweeps(context: dg.SensorEvaluationContext, control_plane: ControlPlane)
                 control_plane.database, control_plane.store, sweep_id, partial(has_ended, context, control_plane)
             ):
                 moved.append(sweep_id)
-        except Exception as error:  # whatever it is: one that stumbles holds up no other
-            context.log.exception(f"sweep {sweep_id} cannot go on: {error!r}")
-    return dg.SensorResult(skip_reason=f"went on: {', '.join(moved)}" if moved else "no sweep has anything to do")
+        except Exception as error:  # one failing sweep must not block the others
+            context.log.exception(f"cannot advance sweep {sweep_id}: {error!r}")
+    return dg.SensorResult(skip_reason=f"advanced: {', '.join(moved)}" if moved else "no sweep has anything to do")
 
 
 def has_ended(context: dg.SensorEvaluationContext, control_plane: ControlPlane, job_id: str) -> bool:
-    """Whether a trial has ended: no Dagster run, and no program whose run worker died, which still holds the GPU."""
+    """Whether a trial has no unfinished run and no orphaned program that holds its GPU."""
     return has_no_unfinished_run(context.instance, job_id) and not control_plane.compute.has_processes(
         JobRef(job_id, Program.TRAIN)
     )
 
 
 def fail_unstartable_sweep(context: dg.SensorEvaluationContext, sweep_id: str, control_plane: ControlPlane) -> bool:
-    """Whether none of a sweep's trials could start: each of them was made, a job and a run of its own, and failed for it."""
+    """Fail a sweep none of whose trials could start; return whether that is so.
+
+    Otherwise each trial would be created as a job and a run, only to fail.
+    """
     before = Sweeps(control_plane.database).snapshot(sweep_id)
     reason = "" if before.trials else explain_unstartable(context, before.sweep.config)
     return bool(reason) and Sweeps(control_plane.database).apply_step(before, Step(end=End("failed", reason)))
 
 
 def explain_unstartable(context: dg.SensorEvaluationContext, config: SweepConfig) -> str:
-    """What is wrong with the sweep's model or the name of its experiment, or nothing.
+    """Return what is wrong with the sweep's model or experiment name, or "".
 
-    Only here is it known which models are defined, and only now, whether the base model's files were pinned since it was
-    asked for.
+    This is the first place that knows the defined models, and whether the base model's files were pinned since submission.
     """
     job = build_trial_job(config, {name: dimension.at(0.0) for name, dimension in config.search_space.items()})
     if problem := explain_undefined(context, job["model"], list_model_families()):
@@ -69,19 +71,19 @@ def explain_unstartable(context: dg.SensorEvaluationContext, config: SweepConfig
     name = job.get("recipe") or find_model_recipe(context, job["model"])
     try:
         recipe = Recipe.named(str(name)).changed(job["parameters"])
-    except BadConfiguration:  # of these hyperparameters: others may fit
+    except BadConfiguration:  # only these hyperparameters are invalid
         return ""
     missing = unpinned_model_reason(recipe)
     return f"recipe '{recipe.name}': {missing}" if missing else ""
 
 
 def list_model_families() -> set[str]:
-    """What a sweep may name as its model beside a method, as the specification's does."""
+    """Return the model families that a sweep may name together with a method."""
     return {name.rpartition("-")[0] for name in Recipe.names()}
 
 
 def pin_dataset(context: dg.SensorEvaluationContext, sweep_id: str, control_plane: ControlPlane) -> None:
-    """A sweep that names no dataset takes its model definition's, and all of its trials the version of now."""
+    """Pin the current version of the model definition's dataset, unless the sweep names one."""
     sweep = Sweeps(control_plane.database).snapshot(sweep_id).sweep
     if sweep.config.base_config.get("dataset"):
         return
@@ -90,6 +92,6 @@ def pin_dataset(context: dg.SensorEvaluationContext, sweep_id: str, control_plan
         return
     try:
         version = control_plane.datasets.read(reference, sweep.organization)
-    except HanzoError:  # and that there is no such dataset: a sweep without any trial would say nothing at all
+    except HanzoError:  # the dataset may not exist: then the trials report it, and the sweep is not blocked
         return
     Sweeps(control_plane.database).set_dataset(sweep_id, version.reference)

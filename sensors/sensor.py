@@ -10,19 +10,20 @@ from hanzo_ml_assets.control_plane import ControlPlane
 from resources.metadata.outbox import Event, event_time, newest_event, read_after
 
 MAX_EVENTS_PER_TICK = 20
-"""Per tick: one that launched 50 runs took over a minute, and a tick has 60 seconds."""
+"""Limit per tick: launching 50 runs took over a minute, and a tick may take 60 seconds."""
 
 INTERVAL_SECONDS = 1
-"""The daemon looks at its sensors every 5 seconds at most; this only says that each look counts."""
+"""Evaluate at every daemon pass, which comes at most every 5 seconds."""
 
 SLOW_INTERVAL_SECONDS = 15
-"""Of what nobody waits for: Dagster's daemon writes down each look several times."""
+"""For work that no user waits for: the Dagster daemon writes several rows per tick."""
 
 
 @dataclass(frozen=True)
 class EventCursor:
-    """The last event that was dealt with, the newest that there was and its time, and how often the database was put back
-    to a day before that.
+    """Position in the event table, with what detects that the database was restored.
+
+    `seq` is the last event handled, `newest` and `newest_at` the newest event seen, `restores` how often it was restored.
     """
 
     seq: int = 0
@@ -34,7 +35,7 @@ class EventCursor:
         return replace(self, seq=event.seq)
 
     def run_key(self, key: str) -> str:
-        """Dagster runs a key once. What a database that was put back does not know of is to be done once more."""
+        """Return the run key; distinct after each restore, so that lost work is redone."""
         return f"{key}-again-{self.restores}" if self.restores else key
 
     def __str__(self) -> str:
@@ -42,12 +43,14 @@ class EventCursor:
 
 
 def read_cursor(context: dg.SensorEvaluationContext, connection: Connection) -> EventCursor:
-    """Where to go on; before the first event with a fresh or reset cursor, and where the database was put back: of what was
-    done with them it tells, as far as it knows.
+    """Return the position to resume from.
+
+    It is the beginning for a fresh cursor or a restored database. Reading events again is safe, because the state that they
+    led to is checked.
     """
     numbers = (context.cursor or "").split("/")
     cursor = EventCursor(*map(int, numbers)) if all(number.isdigit() for number in numbers) else EventCursor()
-    # A cursor of a release before this one is a number alone.
+    # A cursor of an earlier release is a single number.
     if cursor.newest and event_time(connection, cursor.newest) != cursor.newest_at:
         cursor = EventCursor(restores=cursor.restores + 1)
     seq, created_at = newest_event(connection)
@@ -63,7 +66,7 @@ SensorFunction = Callable[[dg.SensorEvaluationContext, ControlPlane], dg.SensorR
 
 @dataclass(frozen=True)
 class Sensor:
-    """What `sensor` makes of a look. `interval` in seconds; with `requests_runs`, it may ask for runs of any asset."""
+    """A sensor made by `sensor`. `interval` is in seconds."""
 
     function: SensorFunction
     interval: int
@@ -75,7 +78,7 @@ class Sensor:
         return self.function.__name__
 
     def on(self, control_plane: ControlPlane) -> dg.SensorDefinition:
-        """As Dagster knows it; it keeps the control plane between its looks."""
+        """Return the Dagster definition, whose evaluations share `control_plane`."""
 
         def evaluate(context: dg.SensorEvaluationContext) -> dg.SensorResult:
             return self.function(context, control_plane)
@@ -91,5 +94,5 @@ class Sensor:
 
 
 def sensor(*, interval: int, description: str, requests_runs: bool = True) -> Callable[[SensorFunction], Sensor]:
-    """Makes a sensor of a function of that name."""
+    """Return a decorator that makes a sensor named after the function."""
     return lambda function: Sensor(function, interval, description, requests_runs)

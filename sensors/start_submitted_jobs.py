@@ -1,8 +1,8 @@
-"""A job was submitted -> start its training, as soon as its data is split and checked, unless a check of its data blocks.
-A command of the user's own waits for no data, and each job for room in its organization's quota.
+"""Start submitted jobs once their data is checked and split and their quota has room.
 
-The run key is the job's id: exactly once; of one that was resumed, once more each time. Where the backend has a queue of its
-own, a job is submitted to it here, and its run starts once it is admitted.
+A check that blocks the dataset fails its trainings; a command of the user's own waits for no data. The run key is the job's
+id, with a suffix per resume, so each start happens exactly once. If the backend has its own queue, the job is submitted to
+it here, and its run starts at admission.
 """
 
 from collections.abc import Collection, Sequence
@@ -34,16 +34,15 @@ from sensors.decisions.retry_policy import is_given_up
 from sensors.sensor import INTERVAL_SECONDS, sensor
 
 MAX_NEW_RUNS = 20
-"""Per tick: one that launched 50 runs took over a minute, and a tick has 60 seconds."""
+"""Limit per tick: launching 50 runs took over a minute, and a tick may take 60 seconds."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What becomes of a queued job: it starts, or it waits, or it fails, the last two with a reason. One that has its run
-    starts as soon as Dagster takes that, and waits until then.
+    """Whether a queued job starts, waits or fails; the last two with a reason.
 
-    `dataset` is the version that it is trained on from then on, where it named none. `submit` puts it into the queue of the
-    backend, where it waits without a run.
+    A job whose run Dagster has queued keeps starting, with a reason to wait. `dataset` is the version to train on if the job
+    named none. `submit` puts the job into the backend's queue, where it waits without a run.
     """
 
     start: bool = False
@@ -55,7 +54,7 @@ class Decision:
 
 @sensor(interval=INTERVAL_SECONDS, description="Starts each submitted job: training once its dataset is split.")
 def start_submitted_jobs(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
-    # By state, not by event: a job may have to wait, and a cursor that waited with it would hold up all jobs behind it.
+    # Read state, not events: a job may have to wait, and a cursor waiting with it would block all later jobs.
     requests: list[dg.RunRequest] = []
     with control_plane.database.read() as connection:
         jobs = [job for job in control_plane.jobs.queued(connection) if job.type in TRACKED_TYPES]
@@ -70,17 +69,17 @@ def start_submitted_jobs(context: dg.SensorEvaluationContext, control_plane: Con
         if decision.dataset and not job.config.get(DATASET_KEY):
             control_plane.jobs.set_config_value(job.id, DATASET_KEY, decision.dataset)
         if decision.fail:
-            with suppress(HanzoError):  # somebody was faster, and others wait to be started
+            with suppress(HanzoError):  # ended concurrently; continue with the other jobs
                 control_plane.jobs.fail(job.id, decision.fail)
         if decision.wait and decision.wait != job.reason:
             control_plane.jobs.set_waiting_reason(job.id, decision.wait)
         if decision.start and new < MAX_NEW_RUNS:
             partitions, _ = find_job_asset(job)
-            # One that was requested before is requested again: if it was launched, its run key holds.
+            # Repeated requests are safe: Dagster starts a run key once.
             new += job.resumed.times > 0 or not context.instance.has_dynamic_partition(partitions, job.id)
             requests.append(make_run_request(context.instance, job))
     submit_jobs(context, [job for job, decision in zip(jobs, decisions, strict=True) if decision.submit], control_plane)
-    # Of all sensors: one daemon looks at them, and people who wait for a job want to know whether it runs.
+    # One heartbeat for all sensors, because one daemon evaluates them: users waiting for a job see whether it runs.
     control_plane.heartbeats.beat(SENSORS_NAME)
     return dg.SensorResult(run_requests=requests)
 
@@ -93,7 +92,7 @@ def apply_quota_decisions(
     connection: Connection,
     submitted: Collection[str] | None = None,
 ) -> list[Decision]:
-    """The same, but that a job waits which its organization has no room for, and fails where it never will."""
+    """Return the decisions, with waits and failures where the organization's quota requires them."""
     scheduler = control_plane.settings.scheduler
     starting = [job for job, decision in zip(jobs, decisions, strict=True) if decision.start]
     if not scheduler.quotas or not starting:
@@ -114,7 +113,7 @@ def apply_backend_queue(
     control_plane: ControlPlane,
     connection: Connection,
 ) -> list[Decision]:
-    """The same, but that a job is submitted instead of started, and starts once the backend has admitted it."""
+    """Return the decisions for a backend queue: jobs are submitted, and start after admission."""
     active = control_plane.jobs.active(connection)
     observed = dict(zip((job.id for job in active), control_plane.compute.observe_submitted(active), strict=True))
     submitted = {job_id for job_id, seen in observed.items() if seen is not None}
@@ -127,7 +126,7 @@ def apply_backend_queue(
 
 
 def queue_decision(decision: Decision, seen: Observation | None, full: str) -> Decision:
-    """`full` says why no further job is submitted."""
+    """Return the decision for one job; `full` says why no further job is submitted."""
     match next_step(seen):
         case Step.RUN:
             return decision
@@ -141,7 +140,7 @@ def queue_decision(decision: Decision, seen: Observation | None, full: str) -> D
 def mark_queued_runs(
     instance: dg.DagsterInstance, jobs: Sequence[JobRecord], decisions: Sequence[Decision], scheduler: Scheduler
 ) -> list[Decision]:
-    """The same, but that a job whose run stands in Dagster's queue already says so: others run on this machine."""
+    """Return the decisions, with a waiting reason for jobs whose run is queued in Dagster."""
     words = f"waits for its turn: this machine runs {max_running_jobs(scheduler)} at a time"
     if not any(decision.start and job.reason != words for job, decision in zip(jobs, decisions, strict=True)):
         return list(decisions)
@@ -154,7 +153,7 @@ def mark_queued_runs(
 
 
 def make_run_request(instance: dg.DagsterInstance, job: JobRecord) -> dg.RunRequest:
-    """A run of the asset that runs a job, in a partition that Dagster knows from then on."""
+    """Request a run of the job's asset, and register the job's partition in Dagster."""
     partitions, asset = find_job_asset(job)
     instance.add_dynamic_partitions(partitions, [job.id])
     return dg.RunRequest(run_key=run_key(job), partition_key=job.id, asset_selection=[asset])
@@ -166,9 +165,9 @@ def run_key(job: JobRecord) -> str:
 
 
 def is_still_ending(instance: dg.DagsterInstance, job: JobRecord, control_plane: ControlPlane) -> bool:
-    """Whether what was before the job was resumed still ends: its program saves a checkpoint as it is cancelled.
+    """Whether the previous attempt of a resumed job is still saving its checkpoint.
 
-    A program whose worker had died is told to end here.
+    A program whose worker has died is terminated here.
     """
     if not job.resumed.times:
         return False
@@ -185,7 +184,7 @@ def is_still_ending(instance: dg.DagsterInstance, job: JobRecord, control_plane:
 
 
 def is_resubmitted(job: JobRecord, control_plane: ControlPlane) -> bool:
-    """Whether what the backend has of a resumed job was submitted since then, and only waits for its run."""
+    """Whether the backend's entry is of the resumed job, and only waits for its run."""
     if not control_plane.compute.queues_jobs:
         return False
     with control_plane.database.read() as connection:
@@ -194,7 +193,7 @@ def is_resubmitted(job: JobRecord, control_plane: ControlPlane) -> bool:
 
 
 def report_dead_workers(instance: dg.DagsterInstance, runs: Sequence[dg.DagsterRun]) -> None:
-    """Of a worker that died as it was ending its run nobody hears: Dagster waits for it for as long as that may take."""
+    """Report runs as cancelled whose worker died while cancelling; Dagster would wait long."""
     if instance.run_launcher.supports_check_run_worker_health:
         for run in runs:
             ending = run.status == dg.DagsterRunStatus.CANCELING
@@ -203,7 +202,7 @@ def report_dead_workers(instance: dg.DagsterInstance, runs: Sequence[dg.DagsterR
 
 
 def find_job_asset(job: JobRecord) -> tuple[str, dg.AssetKey]:
-    """The asset that runs a job, and its partitions."""
+    """Return the partitions and the asset of a job."""
     if job.type == COMMAND:
         return COMMAND_PARTITIONS, dg.AssetKey(COMMAND_KEY)
     model = str(job.config["model"])
@@ -211,9 +210,9 @@ def find_job_asset(job: JobRecord) -> tuple[str, dg.AssetKey]:
 
 
 def has_reserved_name(context: dg.SensorEvaluationContext, job: JobRecord) -> bool:
-    """Whether the versions of a job that brings its own configuration would be a defined model's, past its gate.
+    """Whether a sandbox job's versions would belong to a defined model and bypass its gate.
 
-    A replay makes none. One that had begun before there was a definition of its name could never be gone on with.
+    A replay makes no versions. Started jobs are exempt, or a definition added later would make them impossible to resume.
     """
     new = job.started_at is None and job.replay_of is None
     return new and takes_defined_name(context, str(job.config["model"]), job.name)
@@ -251,14 +250,14 @@ def decide_start(
 
 
 def decide_launched_job(instance: dg.DagsterInstance, job: JobRecord) -> Decision:
-    """Of a job that is recorded because its run waits: Dagster starts that, and a second one would do its work again."""
+    """Wait for the queued run of a job launched in Dagster; never start another."""
     if newest_run(instance, job.id, resumed_at=0) is None:
         return Decision(fail="its run was deleted in Dagster before it began: launch it again in a new partition")
     return Decision(wait="waits for its turn in Dagster's queue")
 
 
 def failed_split(instance: dg.DagsterInstance, version: DatasetVersion) -> str | None:
-    """The run that failed to split a version for good; None while one runs, may be tried again, or has never been."""
+    """Return the run that finally failed to split a version, or None."""
     newest = next(iter(instance.get_run_records(dg.RunsFilter(tags=version_tags(version)), limit=1)), None)
     if newest is None or newest.dagster_run.status != dg.DagsterRunStatus.FAILURE:
         return None

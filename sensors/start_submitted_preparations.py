@@ -1,4 +1,4 @@
-"""A preparation was submitted -> start it. The run key is the job's id: exactly once."""
+"""Start each submitted preparation exactly once: its run key is the job's id."""
 
 import dagster as dg
 
@@ -11,7 +11,7 @@ from sensors.sensor import INTERVAL_SECONDS, MAX_EVENTS_PER_TICK, sensor
 
 @sensor(interval=INTERVAL_SECONDS, description="Starts each submitted preparation of a dataset version.")
 def start_submitted_preparations(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
-    # By state, not by event: a job that a tick had no room for is seen again, and one that was started has its run key.
+    # Read state, not events: jobs beyond the limit come up at the next tick, and run keys prevent second runs.
     with control_plane.database.read() as connection:
         jobs = [job for job in control_plane.jobs.queued(connection) if job.type == PREPARATION]
     return dg.SensorResult(run_requests=[make_run_request(context, job) for job in jobs[:MAX_EVENTS_PER_TICK]])

@@ -1,7 +1,7 @@
-"""A job was cancelled -> end its Dagster run, which ends its program within the grace period.
+"""End the Dagster run of each cancelled job, and thereby its program.
 
-A program whose worker had died by then is ended here: nobody else knows of it. So is one that works for no job, such as an
-evaluation, once its run is cancelled.
+Programs whose worker has died are terminated here, because nothing else would notice them. The same holds for programs
+without a job, such as evaluations, whose run was cancelled.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -17,9 +17,9 @@ from sensors.decisions.job_runs import IN_PROGRESS, PARTITION_TAG, has_no_unfini
 from sensors.sensor import INTERVAL_SECONDS, read_cursor, read_new_events, sensor
 
 JOB_PROGRAMS = (Program.TRAIN, Program.COMMAND)
-"""Programs that always work for a job. Its record says whether they are to end: they may wait without a run."""
+"""Programs that always work for a job. The job's record decides when they end: they may wait without a run."""
 LOOK_BACK = timedelta(days=7)
-"""How long ago a job may have ended whose program still works: for as long the stack may have been down."""
+"""Jobs that ended earlier are ignored; covers as long an outage of the stack."""
 
 
 @sensor(interval=INTERVAL_SECONDS, description="Ends the run of each cancelled job.", requests_runs=False)
@@ -39,7 +39,7 @@ def stop_cancelled_jobs(context: dg.SensorEvaluationContext, control_plane: Cont
 
 
 def find_runs_to_end(instance: dg.DagsterInstance, event: Event, *, resumed: bool) -> list[dg.DagsterRun]:
-    """Those of the cancelled job that are in progress. Of one that was resumed since, newer runs are wanted."""
+    """Return the cancelled job's runs in progress, without those of a later resume."""
     before = datetime.fromtimestamp(event.created_at / 1000, UTC) if resumed else None
     filters = (
         dg.RunsFilter(tags={tag: event.key}, statuses=IN_PROGRESS, created_before=before)

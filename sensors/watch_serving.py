@@ -1,8 +1,8 @@
-"""The engine does not serve what was deployed -> tell so, and have it deployed again (specification rows P6, X7).
+"""Compare what the engine serves with the record, and have lost deployments redeployed.
 
-An engine that lost its state knows nothing of it; one that was killed as it swapped serves what nobody recorded; one that
-is started anew refuses a file that is no more what it was, and only its own log would say so. What was to be deployed again
-while the engine was away, and was given up, is told of once more as soon as the engine is back.
+An engine that lost its state knows no model; one that was killed during a swap may serve another version; a restarted one
+refuses files that have changed, which only its own log would show. Deployments given up while the engine was down are
+reported again once it is back.
 """
 
 import dagster as dg
@@ -20,7 +20,7 @@ from sensors.sensor import SLOW_INTERVAL_SECONDS, sensor
 
 @sensor(
     interval=SLOW_INTERVAL_SECONDS,
-    description="Tells what the engine does not serve as it was deployed.",
+    description="Reports each deployment that the engine does not serve as recorded, so that it is deployed again.",
     requests_runs=False,
 )
 def watch_serving(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
@@ -32,24 +32,24 @@ def watch_serving(context: dg.SensorEvaluationContext, control_plane: ControlPla
         return dg.SensorResult(skip_reason="nothing is served")
     try:
         found = {served.name: served for served in control_plane.engine.served()}
-    except EngineError as error:  # one that is away serves it again as it comes back
+    except EngineError as error:  # an engine that is down serves its models again after its restart
         return dg.SensorResult(skip_reason=f"the engine does not say what it serves: {error}")
     for deployment in [*recorded, *left]:
         difference = find_difference(deployment, found.get(deployment.model.served_name))
         if difference is None:
-            if deployment in left:  # the engine had it still, and serves it
+            if deployment in left:  # the engine still had it and serves it
                 with control_plane.database.write() as connection:
                     mark_restored(connection, deployment)
             continue
-        # What was promoted, replaced or withdrawn since is not lost: that is looked at once more, and not by two at once.
+        # mark_lost checks again: versions promoted, replaced or withdrawn since are not lost, and only one caller wins.
         with control_plane.database.write() as connection:
             if mark_lost(connection, deployment, difference):
                 context.log.warning(f"{deployment.name} version {deployment.version} is to be deployed again: {difference}")
-    return dg.SensorResult(skip_reason=f"looked at {pluralize(len(recorded), 'served model')}")
+    return dg.SensorResult(skip_reason=f"checked {pluralize(len(recorded), 'served model')}")
 
 
 def is_deployment_given_up(instance: dg.DagsterInstance, run_id: str) -> bool:
-    """Whether nothing deploys a version of a run any more: what was tried last failed as often as it may, or was ended."""
+    """Whether the run's last deployment was cancelled or has used up its retries."""
     runs = instance.get_runs(dg.RunsFilter(tags={PARTITION_TAG: run_id}))
     newest = next((run for run in runs if selected_steps(run) == {DEPLOYMENT_STEP}), None)
     if newest is None or newest.status == dg.DagsterRunStatus.CANCELED:
@@ -58,7 +58,7 @@ def is_deployment_given_up(instance: dg.DagsterInstance, run_id: str) -> bool:
 
 
 def find_difference(deployment: Deployment, served: Served | None) -> str | None:
-    """In what the engine differs from the record, as one line; None where it does not."""
+    """Return how the engine differs from the record, as one line, or None."""
     if served is None:
         return "the engine does not know it"
     if (served.version, served.sha256) != (deployment.version, deployment.sha256):

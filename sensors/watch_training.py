@@ -1,7 +1,7 @@
-"""A training job runs -> tell what its program healed, and when metrics or checkpoints stay away (rows I4, Y5). Of a
-command: when its checkpoints do.
+"""Report recoveries of running jobs, and missing metrics or checkpoints.
 
-It follows what is there and not events, so that a look that was missed is made up for by the next.
+Training jobs are checked for all of these, commands for checkpoints only. It reads state, not events, so the next tick makes
+up for a missed one.
 """
 
 from contextlib import suppress
@@ -38,7 +38,7 @@ LOSS_METRIC = "train/loss"
 
 @sensor(
     interval=CHECK_INTERVAL_SECONDS,
-    description="Tells of each running job what it healed, and whether its metrics and checkpoints come.",
+    description="Reports recoveries of running jobs, and alerts when their metrics or checkpoints stop.",
     requests_runs=False,
 )
 def watch_training(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
@@ -48,17 +48,17 @@ def watch_training(context: dg.SensorEvaluationContext, control_plane: ControlPl
     for job, check in checks:
         try:
             check(job, control_plane, now_ms())
-        # Its run was deleted, say, or its record is of another release: the others are looked at all the same.
+        # The run may be deleted, or its record from another release: continue with the other jobs.
         except (HanzoError, BrokenArtifact, ValidationError) as error:
-            context.log.warning(f"job {job.id} could not be looked at: {error}")
+            context.log.warning(f"cannot check job {job.id}: {error}")
     return dg.SensorResult(skip_reason=f"training jobs and commands that are running: {len(checks)}")
 
 
 def check_training(job: JobRecord, control_plane: ControlPlane, now: int) -> None:
-    """One look at one job, at `now` in milliseconds. One that waits for GPUs is not to say anything."""
+    """Check one job at `now`, in milliseconds. Waiting for GPUs raises no alert."""
     store, settings = control_plane.store, control_plane.settings.alerts
     record = store.find(uris.run_record(job.id))
-    if record is None:  # it has only just begun
+    if record is None:  # it has only just started
         return
     place = uris.run_checkpoints(job.id)
     metrics = Metrics(control_plane.database)
@@ -83,9 +83,10 @@ def check_training(job: JobRecord, control_plane: ControlPlane, now: int) -> Non
 
 
 def check_command(job: JobRecord, control_plane: ControlPlane, now: int) -> None:
-    """One look at a command, whose time begins when it runs: it says so once in an interval, and may have waited for GPUs.
+    """Check one command for late checkpoints, counted from its actual start.
 
-    What trains is to save. Of another kind, such as an evaluation, only one that has saved before is late.
+    It reports that once per interval; before, it may have waited for GPUs. Training commands must save checkpoints; others,
+    such as evaluations, are late only if they have saved before.
     """
     store, asked = control_plane.store, read_command(job)
     folder = uris.run_folder(job.id)
@@ -102,10 +103,10 @@ def check_command(job: JobRecord, control_plane: ControlPlane, now: int) -> None
 
 
 def newest_checkpoint_time(store: Store, place: str) -> int | None:
-    """When the newest whole checkpoint below `place` arrived, in milliseconds."""
+    """Return when the newest complete checkpoint below `place` was saved, in milliseconds, or None."""
     arrived: list[int] = []
     for uri in store.list(place):
         if uri.endswith("/" + MANIFEST_FILE):
-            with suppress(FileNotFoundError):  # retention took it since it was listed: there is a newer one
+            with suppress(FileNotFoundError):  # deleted by retention since the listing: a newer one exists
                 arrived.append(store.modified_ms(uri))
     return max(arrived, default=None)

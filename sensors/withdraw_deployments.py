@@ -1,7 +1,7 @@
-"""A model was taken out of production -> the engine serves it no more (specification rows O3, O5).
+"""Stop serving models that were taken out of production.
 
-It follows the rows and not the events: whatever was killed in between, a row says `list_withdrawing` until the engine was
-seen to have let go of exactly that deployment.
+It reads rows, not events: after any interruption, `list_withdrawing` returns a deployment until the engine has confirmed its
+removal.
 """
 
 import dagster as dg
@@ -12,7 +12,7 @@ from resources.metadata.registry.deployments import list_withdrawing, mark_withd
 from sensors.sensor import SLOW_INTERVAL_SECONDS, sensor
 
 
-@sensor(interval=SLOW_INTERVAL_SECONDS, description="Takes what left production out of service.", requests_runs=False)
+@sensor(interval=SLOW_INTERVAL_SECONDS, description="Stops serving versions that left production.", requests_runs=False)
 def withdraw_deployments(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
     with control_plane.database.read() as connection:
         leaving = list_withdrawing(connection)
@@ -22,16 +22,14 @@ def withdraw_deployments(context: dg.SensorEvaluationContext, control_plane: Con
         try:
             control_plane.engine.remove(deployment.model.served_name, deployment.id)
         except UnknownModel:
-            pass  # it is gone, was replaced, or is only about to be loaded: then the deployment takes itself back
+            pass  # gone, replaced, or only about to be loaded: then the deployment withdraws itself
         except EngineError as error:
-            # A gateway that is away would serve it again as it comes back.
-            context.log.warning(f"{reference} is still to be taken out of service: {error}")
+            # A gateway that is down would serve the version again after its restart.
+            context.log.warning(f"cannot stop serving {reference} yet: {error}")
             continue
         with control_plane.database.write() as connection:
             mark_withdrawn(connection, deployment)
         withdrawn_models.append(reference)
     return dg.SensorResult(
-        skip_reason=f"taken out of service: {', '.join(withdrawn_models)}"
-        if withdrawn_models
-        else "nothing leaves production"
+        skip_reason=f"stopped serving: {', '.join(withdrawn_models)}" if withdrawn_models else "nothing leaves production"
     )

@@ -21,10 +21,10 @@ Administrator = Annotated[
 
 @app.command()
 def render() -> None:
-    """Print the objects that a cluster needs for jobs, as YAML for `kubectl apply -f -`.
+    """Print the objects that jobs need on a cluster, for `kubectl apply -f -`.
 
-    Namespaces, roles and network policies, and queues with the quota that the
-    settings say in `scheduler.capacity`. Nothing is applied.
+    As YAML: namespaces, roles, network policies, and queues with the quota of
+    `scheduler.capacity` in the settings. Nothing is applied.
     """
     run_module("resources.compute.kubernetes.setup.render")
 

@@ -1,1 +1,1 @@
-"""`hanzo-ml job submit --dry-run`: a job's Kubernetes objects, without submitting, writing or running anything."""
+"""`hanzo-ml job submit --dry-run`: print a job's Kubernetes objects without submitting anything."""

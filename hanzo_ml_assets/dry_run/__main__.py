@@ -1,6 +1,6 @@
 """`python -m hanzo_ml_assets.dry_run` reads a job and a note from stdin.
 
-The job is the body of `POST /v1/jobs`, whose source files may be long. The note says what a server made of it.
+The job is the body of `POST /v1/jobs`, whose source files may be long. The note is printed in the output's header.
 """
 
 import json
@@ -15,8 +15,8 @@ from resources.errors import HanzoError
 
 
 def main() -> None:
-    """Print the objects, or exit with the one line that says why there are none."""
-    # Else `git status`, asked for the run's record, would refresh the index of the checkout.
+    """Print the objects, or exit with a one-line error."""
+    # Otherwise `git status`, called for the run's record, would refresh the index of the checkout.
     os.environ["GIT_OPTIONAL_LOCKS"] = "0"
     asked = json.load(sys.stdin)
     dry_run = command.dry_run if "command" in asked["job"] else training.dry_run

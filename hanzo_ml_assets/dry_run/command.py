@@ -1,4 +1,4 @@
-"""The Kubernetes objects of a job with a command that nobody submits."""
+"""The Kubernetes objects of a command job that is not submitted."""
 
 import shlex
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 
 
 def dry_run(document: Mapping[str, Any]) -> str:
-    """What would be applied, as YAML below a header of comments.
+    """Return the objects to apply as YAML, below a header of comments.
 
     Raises:
         BadConfiguration, HanzoError: the job could not be submitted; the message says what to do.

@@ -1,4 +1,4 @@
-"""The Kubernetes objects of a fine-tuning job that nobody submits, planned by the functions that its asset plans with."""
+"""The Kubernetes objects of an unsubmitted fine-tuning job, planned by the functions of its asset."""
 
 import tempfile
 from collections.abc import Mapping
@@ -37,10 +37,10 @@ OWN_USER = Submitter("", DEFAULT_ORGANIZATION, from_own_user=True)
 
 
 def dry_run(document: Mapping[str, Any]) -> str:
-    """What would be applied, as YAML below a header of comments.
+    """Return the objects to apply as YAML, below a header of comments.
 
     Raises:
-        BadConfiguration, HanzoError: the job could not be submitted or started as things are; the message says what to do.
+        BadConfiguration, HanzoError: the job could not be submitted or started; the message says what to do.
     """
     try:
         submission = NewJob.model_validate(document)
@@ -49,7 +49,7 @@ def dry_run(document: Mapping[str, Any]) -> str:
     control_plane = ControlPlane()
     check_training_alone(submission, control_plane.settings, OWN_USER)
     plan = plan_submission(load_definition(submission.model), submission, control_plane.settings)
-    check_hardware_fit(plan.record.recipe, known_shape(plan.record.recipe))  # the store may not be there
+    check_hardware_fit(plan.record.recipe, known_shape(plan.record.recipe))  # the store may be unavailable
     job = training_job(plan, control_plane)
     scheduler = control_plane.settings.scheduler
     objects = render(job, scheduler)
@@ -62,11 +62,11 @@ def dry_run(document: Mapping[str, Any]) -> str:
 
 
 def load_definition(name: str) -> ModelDefinition:
-    """The definition of a model, read as the asset graph reads it."""
+    """Load a model's definition in the way the asset graph does."""
     try:
         found: list[FineTunedModel] = component_tree().get_all_components(FineTunedModel)
         models = {model.definition.name: model.definition for model in found}
-    except Exception as error:  # whatever a broken definition raises in Dagster: its last words name the cause
+    except Exception as error:  # Dagster raises many kinds for a broken definition; the message's end names the cause
         raise BadConfiguration(f"the asset graph can't be loaded: {' '.join(str(error).split())[-600:]}") from None
     if name not in models:
         known = ", ".join(sorted(models))
@@ -77,7 +77,7 @@ def load_definition(name: str) -> ModelDefinition:
 
 
 def plan_submission(model: ModelDefinition, submission: NewJob, settings: Settings) -> TrainingPlan:
-    """The plan of the run, with its record in a folder that is gone at the end."""
+    """Return the plan of the run; its record is written to a temporary folder."""
     config = submission.model_dump(mode="json", exclude_none=True)
     reference, recipe = resolve_recipe_and_dataset(model, config)
     version = find_split_version(reference, settings)
@@ -90,7 +90,7 @@ def plan_submission(model: ModelDefinition, submission: NewJob, settings: Settin
 
 
 def find_split_version(reference: str, settings: Settings) -> DatasetVersion:
-    """The dataset version that a job would be trained on. Raises where it is not there, or not split yet."""
+    """Return the dataset version to train on. Raises if missing or not split yet."""
     database = open_read_only(settings)
     if database is None:
         name = reference.partition("@")[0]
@@ -108,10 +108,10 @@ def find_split_version(reference: str, settings: Settings) -> DatasetVersion:
 
 
 def open_read_only(settings: Settings) -> Database | None:
-    """The metadata database, opened so that reading leaves no trace; none where it has never been made.
+    """Open the metadata database without leaving a trace; None if it does not exist yet.
 
-    SQLite makes two files beside a database as soon as it is opened, unless told that it never changes. That may be said
-    only where those files are not there: where they are, somebody writes, or died while writing.
+    SQLite creates two files next to a database when it is opened, unless the database is declared immutable. That is only
+    safe while those files are absent: otherwise a writer is active, or died while writing.
     """
     url = make_url(settings.database_url)
     if url.get_backend_name() != "sqlite":
@@ -125,12 +125,12 @@ def open_read_only(settings: Settings) -> Database | None:
 
 
 def format_header(what: str, backend: str, unreachable: list[str]) -> str:
-    """What the objects stand for, and what keeps them from running as they are."""
+    """Return comments that say what the objects are, and what they need to run."""
     local = "Here jobs are processes on the machine of the stack: set scheduler.backend to kubernetes for these objects."
     lines = [
         "hanzo-ml job submit --dry-run: nothing was submitted, written or applied.",
         what,
-        "The job's id is made when it is submitted: zeros stand for it.",
+        "The job's id is created when it is submitted: zeros replace it here.",
         *([local] if backend == "local" else []),
         *(f"A pod cannot reach {line}." for line in unreachable),
     ]

@@ -1,6 +1,6 @@
-"""A command job as it is submitted and as it is handed to compute: its source files as an artifact, its keys as a job.
+"""Store submitted command jobs with their source files, and build their compute jobs.
 
-What belongs here: what becomes of the job file. What may stand in it is `recipes.contracts.command_job`.
+`recipes.contracts.command_job` defines the job file.
 """
 
 import hashlib
@@ -23,21 +23,20 @@ from resources.metadata.jobs import COMMAND, DATASET_KEY, JobRecord, Jobs
 
 CODE = "code"
 SOURCE_KEYS = {"files", "source_tree"}
-"""Keys of a job file whose values lie in the store."""
+"""Keys of a job file whose values are kept in the object store."""
 DERIVED_KEYS = {CODE, DATASET_KEY, RESUMED_KEY}
-"""Keys of a job's configuration beside those of the job file: the source files, the dataset version that it names, and how
-it was resumed."""
+"""Configuration keys that are not in the job file: source files, named dataset version, resume history."""
 
 
 def submit_command(
     database: Database, store: Store, job: CommandJob, user: str, organization: str, id: str | None = None
 ) -> JobRecord:
-    """Queue a command. Its source files are stored before; the job names them by their digest.
+    """Queue a command job, after storing its source files under their digest.
 
-    One of that `id` that is there already stays as it is, with its files: they lie by their digest, for of two that are
-    submitted at the same time the later one would else give the other one's job its own.
+    If a job with that `id` exists, it stays unchanged. Its files do too, because they are stored by digest: otherwise the
+    later of two concurrent submissions would replace the other's.
     """
-    refuse_unstorable(job.model_dump(mode="json", exclude=SOURCE_KEYS), "config")  # before anything is stored
+    refuse_unstorable(job.model_dump(mode="json", exclude=SOURCE_KEYS), "config")  # before storing anything
     identifier = id or uuid.uuid4().hex
     code = code_manifest(job)
     uri = uris.run_code(identifier, code.digest)
@@ -71,13 +70,13 @@ def submit_command(
 
 
 def code_tags(job: CommandJob) -> dict[str, str]:
-    """What the run says of its code, as MLflow's clients do."""
+    """Return the run tags that describe its code, in MLflow's format."""
     commit = {COMMIT_TAG: job.git_commit} if job.git_commit else {}
     return {SOURCE_NAME_TAG: shlex.join(job.command), SOURCE_TYPE_TAG: "JOB", **commit}
 
 
 def stored_config(job: CommandJob, identifier: str) -> dict[str, Any]:
-    """What is kept of a job file: its keys, and in the place of its source files the artifact that holds them."""
+    """Return the stored configuration: the job file, with source files replaced by their artifact."""
     config = job.model_dump(mode="json", exclude=SOURCE_KEYS, exclude_none=True)
     if job.storage.dataset:
         config[DATASET_KEY] = job.storage.dataset
@@ -88,15 +87,15 @@ def stored_config(job: CommandJob, identifier: str) -> dict[str, Any]:
 
 
 def source_contents(job: CommandJob) -> dict[str, bytes]:
-    """The bytes of each source file by its path."""
+    """Return the bytes of each source file by path."""
     return {**{path: text.encode() for path, text in job.files.items()}, **job.source_tree.encoded}
 
 
 def code_manifest(job: CommandJob) -> Manifest:
-    """What the source files are: modes, links and empty folders too, and no times."""
+    """Return the manifest of the source files, with modes, links and empty folders, without times."""
     tree: SourceTree = job.source_tree
     contents = source_contents(job)
-    # A text lies at its path, as it always has: digests of jobs that were submitted before hold.
+    # Text files keep their path as object name, as ever, so that digests of earlier jobs stay valid.
     named = {path: "" for path in job.files if path.rpartition("/")[2] == MANIFEST_FILE}
     files = [describe_source(path, data, tree.modes.get(path), named.get(path)) for path, data in sorted(contents.items())]
     modes = {path: mode for path, mode in tree.modes.items() if path not in contents and mode != FOLDER_MODE}
@@ -121,7 +120,7 @@ def has_code(code: Manifest) -> bool:
 
 
 def read_command(job: JobRecord) -> CommandJob:
-    """The job file of a job that was submitted, but for its source files."""
+    """Return the job file of a submitted job, without its source files."""
     return CommandJob.model_validate({key: value for key, value in job.config.items() if key not in DERIVED_KEYS})
 
 
@@ -130,7 +129,7 @@ def checkpoint_policy(command: CommandJob) -> CheckpointPolicy:
 
 
 def plan_command(job: JobRecord, dataset: Artifact | None, *, store: StoreAddress, tracking_uri: str, cache_dir: str) -> Job:
-    """The work of a command job."""
+    """Return the compute job of a command."""
     command = read_command(job)
     inputs = {CODE: Artifact.model_validate(job.config[CODE])} if CODE in job.config else {}
     return Job(

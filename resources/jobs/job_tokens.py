@@ -1,4 +1,4 @@
-"""Tokens that job programs sign in with: issue, verify, renew and revoke."""
+"""Tokens by which job programs authenticate: issue, verify, renew and revoke."""
 
 import hashlib
 import secrets
@@ -14,25 +14,24 @@ from resources.metadata.outbox import now_ms
 from resources.metadata.tables import job_tokens as table
 from resources.metadata.tables import jobs, runs
 
-# Tokens of jobs: what a training program signs in with, instead of with somebody's own token.
+# Tokens of jobs, by which a training program authenticates instead of with a user's token.
 #
-# A token is random and only its hash is kept, so that nothing in the database or its backups signs in, and no key has to
-# be handed to every server, kept and rotated; in exchange each check is a look at the row, which is also what makes
-# revoking one immediate. It belongs to the program's present start: the next start has another, and the one before is
-# void.
+# Tokens are random, and only their hash is stored: neither the database nor its backups contain usable credentials, and no
+# signing key has to be distributed, stored and rotated. In return, each check reads a row, which also makes revocation
+# immediate. A token belongs to one start of the program: the next start gets another, which invalidates it.
 #
-# It lives as long as the job may run, and a grace; whoever supervises the job pushes that forward, so that a job without
-# a limit goes on for days, and one whose supervisor died is not cut off before its own time is over.
+# It is valid for the job's maximum duration plus a grace period. The job's supervisor extends it, so that a job without a
+# limit can run for days, and a job whose supervisor died keeps its token until its own time is over.
 
 TOKEN_PREFIX = "hanzo-ml-job-"
-"""How every one begins: servers tell it from an IAM's token, scanners find it where it must not be."""
+"""Prefix of every token: servers distinguish it from an identity provider's, and secret scanners detect it."""
 GRACE_SECONDS = 3600
-"""Beyond the job's time, and beyond its end: a cancelled program still saves what it has."""
+"""Added to the job's time, and valid after its end: a cancelled program still saves its state."""
 
 
 @dataclass(frozen=True)
 class JobGrant:
-    """The job that a token is of. Its run, and what the run made, is all that it may write to."""
+    """The job of a token, which may write only to its run and outputs."""
 
     job_id: str
     user_id: str
@@ -47,7 +46,7 @@ class JobGrant:
 
 
 def issue_token(connection: Connection, job_id: str, seconds: float) -> str:
-    """A new token for a job, good for so long and the grace; those that it had are void."""
+    """Issue a token for a job, valid for `seconds` plus the grace; revoke others."""
     revoke_token(connection, job_id)
     token = TOKEN_PREFIX + secrets.token_urlsafe(32)
     connection.execute(insert(table).values(sha256=hash_token(token), job_id=job_id, expires_at=_end(seconds)))
@@ -55,7 +54,7 @@ def issue_token(connection: Connection, job_id: str, seconds: float) -> str:
 
 
 def renew_token(connection: Connection, job_id: str, seconds: float) -> None:
-    """Push the end of a job's token forward."""
+    """Extend the validity of a job's token."""
     connection.execute(update(table).where(table.c.job_id == job_id).values(expires_at=_end(seconds)))
 
 
@@ -64,7 +63,7 @@ def revoke_token(connection: Connection, job_id: str) -> None:
 
 
 def find_grant(connection: Connection, token: str) -> JobGrant | None:
-    """What a token is good for now; None where it is unknown, revoked or expired, or its job ended a while ago."""
+    """Return what a token grants; None if unknown, revoked, expired or its job ended."""
     now = now_ms()
     query = (
         select(jobs.c.id, jobs.c.user_id, jobs.c.organization, jobs.c.config, jobs.c.name, runs.c.experiment_id)
@@ -97,21 +96,21 @@ def _end(seconds: float) -> int:
     return now_ms() + int((seconds + GRACE_SECONDS) * 1000)
 
 
-# What a job's program signs in with at the tracking server: a token of its own, never that of whoever started the stack.
+# Credentials of a job's program at the tracking server: its own token, never that of the user who started the stack.
 
 TOKEN_VARIABLE = "MLFLOW_TRACKING_TOKEN"
-"""The variable that the product's own client and MLflow's both read."""
+"""Variable read by both the product's client and MLflow's."""
 
 
 @dataclass(frozen=True)
 class JobCredentials:
-    """Issued at each start of a program, handed over in its environment; neither the job file nor a log holds it."""
+    """Issues tokens at each start of a program, passed only in its environment."""
 
     database: Database
 
     def issue(self, job: Job) -> Mapping[str, str]:
         if job.tracking is None:
-            return {TOKEN_VARIABLE: ""}  # it has nothing to tell the server, and inherits no other token
+            return {TOKEN_VARIABLE: ""}  # a program without tracking must not inherit another token
         with self.database.write() as connection:
             return {TOKEN_VARIABLE: issue_token(connection, job.id, parse_duration(job.schedule.max_duration))}
 

@@ -1,11 +1,11 @@
 """Tokens of programs on a cluster: issue, find, renew and revoke.
 
 Every submitted program has one, also those without a tracking run (prepare, split, evaluate, convert). It authenticates the
-program's pods at `/v1/jobs/{job_id}/programs/{program}`. Of a job with tracking the same token is a job token, which the
-MLflow routes accept (`resources.jobs.job_tokens`).
+program's pods at `/v1/jobs/{job_id}/programs/{program}`. For a job with tracking the same token is also a job token, which
+the MLflow routes accept (`resources.jobs.job_tokens`).
 
-One token serves all attempts: pods of a later attempt read the same Secret. What an older attempt may no longer write is
-refused by its number instead (`api.routes.v1.job_objects`).
+One token serves all attempts: pods of a later attempt read the same Secret. Writes of an outdated attempt are refused by its
+number instead (`api.routes.v1.job_objects`).
 """
 
 import secrets
@@ -30,7 +30,7 @@ class ProgramGrant:
 
     Args:
         user_id: who submitted the job; empty for programs without a row in `jobs`.
-        job: the document as it was submitted.
+        job: the document as submitted.
         generation: of the row in `cluster_jobs`; pods of an older one are being replaced.
         wanted: run | cancel.
     """
@@ -47,7 +47,7 @@ class ProgramGrant:
 def issue_token(connection: Connection, job: Job) -> str:
     """Issue a token for all attempts of a job's program.
 
-    Earlier tokens stay valid: pods that run may have read one. `revoke_tokens` ends all of them.
+    Earlier tokens stay valid, because running pods may have read one. `revoke_tokens` ends all of them.
     """
     token = TOKEN_PREFIX + secrets.token_urlsafe(32)
     sha256, expires_at = hash_token(token), _expiry(job)
@@ -58,7 +58,7 @@ def issue_token(connection: Connection, job: Job) -> str:
 
 
 def renew_tokens(connection: Connection, job: Job) -> None:
-    """Extend the validity of a program's tokens by what the job may take."""
+    """Extend the validity of a program's tokens by the job's maximum duration."""
     expires_at = _expiry(job)
     mine = table.c.job_id == job.id, table.c.program == job.program.value
     connection.execute(update(table).where(*mine).values(expires_at=expires_at))
@@ -74,13 +74,13 @@ def revoke_tokens(connection: Connection, job: Job) -> None:
 
 
 def withdraw_token(connection: Connection, token: str) -> None:
-    """Revoke one token, which nobody was given."""
+    """Revoke one token that was not handed out."""
     for each in (table, job_tokens):
         connection.execute(delete(each).where(each.c.sha256 == hash_token(token)))
 
 
 def find_program(connection: Connection, token: str) -> ProgramGrant | None:
-    """The program that a valid token belongs to; None if it is unknown, revoked or expired, or the program is not there."""
+    """Return the program of a valid token; None if token or program does not exist."""
     same_program = (cluster_jobs.c.job_id == table.c.job_id) & (cluster_jobs.c.program == table.c.program)
     query = (
         select(cluster_jobs, jobs.c.organization, jobs.c.user_id)
@@ -104,7 +104,7 @@ def find_program(connection: Connection, token: str) -> ProgramGrant | None:
 
 
 def output_organization(connection: Connection, job: Job) -> str:
-    """Whose a job's outputs are, for jobs without a row in `jobs`; empty where they belong to no run, dataset or model."""
+    """Return the organization of a job's outputs, for jobs without a row; "" if unowned."""
     owners = (find_file_organization(connection, uri) for uri in (*job.outputs.values(), job.result_uri))
     return next(filter(None, owners), "")
 
@@ -124,7 +124,7 @@ class ClusterCredentials:
             return {TOKEN_VARIABLE: issue_token(connection, job)}
 
     def withdraw(self, token: str) -> None:
-        """Revoke one token, which nobody was given."""
+        """Revoke one token that was not handed out."""
         with self.database.write() as connection:
             withdraw_token(connection, token)
 

@@ -1,8 +1,7 @@
-"""A job that failed or was cancelled goes on (rows I1, I10): from its newest checkpoint, its best, or one of a step; also on
-another number of GPUs.
+"""Resume a failed or cancelled job from its newest, its best or a given checkpoint.
 
-Its run is the same one. What it did after the chosen checkpoint stays in the store, and is known as it was logged: those
-steps are logged once more (`recipes.contracts.job`).
+The number of GPUs may change. The run stays the same: what it did after the chosen checkpoint remains in the store, and its
+steps are logged again (`recipes.contracts.job`).
 """
 
 from collections.abc import Collection, Mapping
@@ -35,7 +34,7 @@ LOSS_METRIC = "train/loss"
 
 
 class Wish(FrozenModel, extra="forbid"):
-    """How a job is to go on; as it was where nothing is said."""
+    """How to resume a job; unset values stay as they were."""
 
     resume_from: Literal["latest", "best"] | int = Field("latest", description="or the step of a checkpoint")
     gpus: int | None = Field(None, ge=1, description="of all nodes; without GPUs, processes")
@@ -43,7 +42,7 @@ class Wish(FrozenModel, extra="forbid"):
 
 @dataclass(frozen=True)
 class FoundCheckpoint:
-    """A checkpoint in the store; `loss` is of the validation split, where it was evaluated."""
+    """A checkpoint in the store; `loss` is its validation loss, if evaluated."""
 
     step: int
     uri: str
@@ -53,10 +52,10 @@ class FoundCheckpoint:
 def resume_job(
     database: Database, store: Store, identifier: str, wish: Wish, user: str, quota: Quota | None = None
 ) -> JobRecord:
-    """Queue an ended job once more, within the quota of its organization.
+    """Queue an ended job again, within its organization's quota.
 
     Raises:
-        HanzoError: it has not ended, or ended well; there is no such checkpoint; or it cannot be trained on so many GPUs.
+        HanzoError: the job has not ended or has completed, the checkpoint does not exist, or the number of GPUs is invalid.
     """
     jobs = Jobs(database)
     job = jobs.read(identifier)
@@ -81,9 +80,9 @@ def resume_job(
 
 
 def settle_rewind(database: Database, job: JobRecord) -> None:
-    """Write down how far a run had come that was sent back, and when: its program went on to log while it was told to end.
+    """Record the last logged step and the time of a rewound run.
 
-    For whoever starts it anew, once that has ended and before its new program begins. Done once.
+    Its program kept logging while it stopped. Done once, after that program has ended and before the new one starts.
     """
     *before, last = job.resumed.sent_back or (None,)
     if last is None or last.done is not None:
@@ -95,30 +94,30 @@ def settle_rewind(database: Database, job: JobRecord) -> None:
 
 
 def refuse_unresumable_job(job: JobRecord, wish: Wish, sweeping: Collection[str]) -> None:
-    """`sweeping` are the sweeps that run: of one that has ended, a trial goes on as any job does."""
+    """Raise HanzoError if a job cannot resume; trials of `sweeping` sweeps cannot."""
     if job.status == "completed":
         raise conflict(
-            f"job '{job.id}' is completed, and what it trained is there: submit a new job to train otherwise, or see "
-            f"`hanzo-ml run replay {job.id}` to train the same once more"
+            f"job '{job.id}' is completed, and its model exists: submit a new job to train with other settings, or see "
+            f"`hanzo-ml run replay {job.id}` to repeat the same training"
         )
     if job.status not in ("failed", "cancelled"):
-        raise conflict(f"job '{job.id}' is {job.status}: cancel it first, if it is to go on otherwise")
+        raise conflict(f"job '{job.id}' is {job.status}: cancel it first, to resume it with other settings")
     if job.type == PREPARATION:
-        raise conflict(f"job '{job.id}' prepares a dataset: ask for it again, and it finds the parts that are done")
+        raise conflict(f"job '{job.id}' prepares a dataset: submit it again, and it reuses the finished parts")
     if (sweep := job.config.get(SWEEP_KEY)) in sweeping:
         raise conflict(
-            f"job '{job.id}' is a trial of sweep '{sweep}', which goes on without it: resume it when that has ended, or "
+            f"job '{job.id}' is a trial of sweep '{sweep}', which continues without it: resume it when that has ended, or "
             f"after `hanzo-ml hpo cancel {sweep}`"
         )
     if job.type == COMMAND and (wish.gpus or wish.resume_from != "latest"):
         raise invalid(
-            f"job '{job.id}' runs a command, which finds its checkpoints and starts its processes itself: it can be resumed "
-            "as it is, without `resume_from` and `gpus`"
+            f"job '{job.id}' runs a command, which finds its checkpoints and starts its processes itself: resume it without "
+            "`resume_from` and `gpus`"
         )
 
 
 def refuse_unfitting_gpus(recipe: Recipe, gpus: int, store: Store, quota: Quota | None) -> None:
-    """What would fail when the job is started."""
+    """Raise HanzoError for what would fail when the job starts."""
     try:
         changed = recipe.for_processes(gpus)
     except BadConfiguration as problem:
@@ -128,18 +127,18 @@ def refuse_unfitting_gpus(recipe: Recipe, gpus: int, store: Store, quota: Quota 
 
 
 def list_checkpoints(job: JobRecord, record: RunRecord | None, store: Store) -> dict[int, FoundCheckpoint]:
-    """Those that the run can go back to, by their steps; the last is the one that it would go on from by itself.
+    """Return the checkpoints that a run can resume from, by step; its default is last.
 
-    Those of the way that it is on, and of the ways before it; of one step the later one counts, as in
-    `recipes.training.checkpointing.resume_point`.
+    These are the checkpoints of the current branch and of those before its rewinds; for equal steps the later branch counts,
+    as in `recipes.training.checkpointing.resume_point`.
     """
-    # A run whose recipe says `best` found none as it began.
+    # A recipe that says `best` starts on a branch of its own, at step 0.
     begins = (0,) if record and record.recipe.checkpoint.resume_from == "best" else ()
     folder = uris.run_checkpoints(job.id)
     found = list_folder_checkpoints(folder, store)
     for step in (*begins, *(back.step for back in job.resumed.sent_back)):
         folder = f"{folder}/{rewind_folder(step)}"
-        if step in found:  # with it the way begins
+        if step in found:  # the branch starts with it
             found[step] = found.pop(step)
         later = list_folder_checkpoints(folder, store)
         found = {known: one for known, one in found.items() if known not in later} | later
@@ -152,14 +151,14 @@ def list_folder_checkpoints(folder: str, store: Store) -> dict[int, FoundCheckpo
     steps = sorted(int(name) for name in names if name.isdigit())
     found = {}
     for step in steps:
-        with suppress(FileNotFoundError):  # the program that was told to end keeps the last few, and saved one more
+        with suppress(FileNotFoundError):  # deleted by the stopping program, which keeps the last few and saved another
             loss = parse_quality(store.get_bytes(f"{folder}/{step}/{MANIFEST_FILE}")).loss
             found[step] = FoundCheckpoint(step, f"{folder}/{step}", loss)
     return found
 
 
 def choose_checkpoint(checkpoints: Mapping[int, FoundCheckpoint], wish: Literal["best"] | int) -> FoundCheckpoint:
-    """The checkpoint that is asked for. Raises HanzoError: there is none, naming those there are."""
+    """Return the wanted checkpoint. Raises HanzoError naming those available."""
     available = (
         f"there are checkpoints of steps {', '.join(map(str, sorted(checkpoints)))}"
         if checkpoints
@@ -168,7 +167,7 @@ def choose_checkpoint(checkpoints: Mapping[int, FoundCheckpoint], wish: Literal[
     if wish == "best":
         best = rank_by_loss({step: found.loss for step, found in checkpoints.items()})
         if not best:
-            raise invalid(f"no checkpoint was evaluated, so that none is the best: {available}")
+            raise invalid(f"no checkpoint was evaluated, so there is no best one: {available}")
         return checkpoints[best[0]]
     if wish not in checkpoints:
         raise invalid(f"there is no checkpoint of step {wish}: {available}")

@@ -1,6 +1,6 @@
-"""Submit jobs, and refuse those that cannot be trained, never fit, or name what they may not.
+"""Validate and submit jobs; refuse what cannot be trained, never fits, or is not permitted.
 
-One validation for `POST /v1/jobs`, for `?dry_run=true`, and for `hanzo-ml job submit --dry-run` without a server.
+The same checks serve `POST /v1/jobs`, `?dry_run=true`, and `hanzo-ml job submit --dry-run` without a server.
 """
 
 from collections.abc import Mapping
@@ -32,11 +32,11 @@ from resources.scheduling.quotas import apply_quota, count_gpus, refuse_impossib
 from resources.settings.settings import Settings
 
 DEFAULT_RECIPE = "smollm2-135m-lora"
-"""Stands for the recipe of a model definition, which only the asset graph knows: all recipes have the same keys."""
+"""Stands in for a model definition's recipe, which only the asset graph knows: all recipes have the same keys."""
 
 
 class NewJob(BaseModel):
-    """A training job of a model definition, whose values hold where none are given; or of the sandbox, with a dataset."""
+    """A training job of a model definition, or of the sandbox with a dataset."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -53,7 +53,7 @@ class NewJob(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def leaves_the_recipe_s_keys_to_the_parameters(cls, value: Any) -> Any:
-        """A job with a command has its `distributed` and `resources` beside its name: so people write them here too."""
+        """Reject recipe keys at the top level, where command jobs have `distributed` and `resources`."""
         keys = value if isinstance(value, dict) else {}
         if misplaced := next((key for key in keys if key in Recipe.model_fields and key not in cls.model_fields), None):
             raise ValueError(f"'{misplaced}' is a key of the recipe: put it below `parameters:`")
@@ -69,7 +69,10 @@ class NewJob(BaseModel):
 
 @dataclass(frozen=True)
 class Submitter:
-    """Who submits a job. `from_own_user`: the request comes from the user who started this server, on this machine."""
+    """Who submits a job.
+
+    `from_own_user`: the request comes from the user who started this server, on this machine.
+    """
 
     user_id: str
     organization: str
@@ -82,7 +85,7 @@ def check_training(
     """Return the configuration of the job that would be queued. Writes nothing.
 
     Raises:
-        HanzoError: it cannot be trained, or never fits.
+        HanzoError: the job cannot be trained, or never fits.
     """
     base, recipe = check_training_alone(body, settings, submitter)
     refuse_missing_packages(settings)
@@ -106,7 +109,7 @@ def check_training(
 
 
 def check_training_alone(body: NewJob, settings: Settings, submitter: Submitter) -> tuple[Recipe, Recipe]:
-    """The checks that need neither database nor store. Returns the recipe as in its file, and with the job's parameters.
+    """Run the checks without database and store; return the recipe without and with parameters.
 
     Raises:
         HanzoError: the job would be refused.
@@ -127,7 +130,7 @@ def check_training_alone(body: NewJob, settings: Settings, submitter: Submitter)
 
 
 def check_command(job: CommandJob, settings: Settings, submitter: Submitter) -> CommandJob:
-    """Return the command job as it would be queued, with the priority that its organization may have.
+    """Return the command job to queue, with its priority limited to the organization's.
 
     Raises:
         HanzoError: the job would be refused.
@@ -145,7 +148,7 @@ def check_command(job: CommandJob, settings: Settings, submitter: Submitter) -> 
 def queue_training(
     body: NewJob, database: Database, store: Store, settings: Settings, submitter: Submitter, id: str | None = None
 ) -> JobRecord:
-    """Queue the training job; one of that `id` that is there already stays as it is. Raises as `check_training` does."""
+    """Queue a training job, unless one has that `id`. Raises like `check_training`."""
     config = check_training(body, database, store, settings, submitter)
     return Jobs(database).submit(
         name=body.name, config=config, user=submitter.user_id, organization=submitter.organization, id=id
@@ -153,17 +156,18 @@ def queue_training(
 
 
 def refuse_incomplete(body: NewJob) -> None:
-    """Raises HanzoError where a job of the sandbox lacks what a definition would give it."""
+    """Raise HanzoError if a sandbox job lacks what a definition would supply."""
     if body.model == SANDBOX and body.dataset is None:
         raise invalid("a job without a model definition needs a dataset: give `dataset`, or `model`")
-    if body.model == SANDBOX:  # its version takes this name, hours from now
+    if body.model == SANDBOX:  # the version gets this name when training has ended
         checked_model_name(body.name)
 
 
 def newest_recipe(body: NewJob, database: Database, organization: str) -> Recipe | None:
-    """The recipe of a model definition, which only the asset graph knows, as the newest run of that used it.
+    """Return the recipe that the newest run of a model definition used.
 
-    None before the first run, or where that recipe is not there, or otherwise, by now.
+    Only the asset graph knows the definition's recipe. None before the first run, or if that recipe no longer exists or
+    rejects the parameters.
     """
     used = newest_run_params(database, body.model, organization)
     try:
@@ -173,32 +177,34 @@ def newest_recipe(body: NewJob, database: Database, organization: str) -> Recipe
 
 
 def admit_newest_recipe(recipe: Recipe, model: str, store: Store) -> None:
-    """Raises HanzoError where it cannot fit, with a way past: the definition may have another recipe since."""
+    """Raise HanzoError if the recipe cannot fit, allowing for a newer one in the definition."""
     try:
         admit_recipe(recipe, base_model_shape(recipe, store))
     except HanzoError as refused:
         raise invalid(
-            f"{refused.message} (the recipe of the newest run of model '{model}': give `recipe` if it has another by now)"
+            f"{refused.message} (the recipe of the newest run of model '{model}': set `recipe` if the definition changed)"
         ) from None
 
 
 def allow_base_model(settings: Settings, recipe: Recipe, unchanged: Recipe) -> None:
-    """A folder is read with the rights of this server, and may hold what another organization trained.
+    """Allow a base model folder only if the recipe names it, when users sign in.
+
+    It is read with the server's permissions, and may contain what another organization trained.
 
     Raises:
-        HanzoError: people sign in here, and the job names a folder that its recipe does not.
+        HanzoError: users sign in, and the job names a folder that its recipe does not.
     """
     own = unchanged.base_model
     if settings.auth.verify_tokens and recipe.base_model != own and recipe.base_model.is_folder:
         raise HanzoError(
             ErrorCode.PERMISSION_DENIED,
-            "base_model.uri names a folder of this server, which none may where people sign in: name a package, or ask the "
-            "operator for a recipe with this base model",
+            "base_model.uri names a folder of this server, which is not allowed where users sign in: name a package, or ask "
+            "the operator for a recipe with this base model",
         )
 
 
 def refuse_zero_durations(schedule: Schedule | None) -> None:
-    """Of a job that was given no seconds, each start failed. Raises HanzoError."""
+    """Raise HanzoError for durations of zero, with which every start would fail."""
     for key in ("max_duration", "checkpoint_interval", "grace_period", "stall_limit"):
         given = getattr(schedule, key, None)
         if given is not None and (problem := explain_zero_duration(f"schedule.{key}", given)):
@@ -206,19 +212,19 @@ def refuse_zero_durations(schedule: Schedule | None) -> None:
 
 
 def refuse_missing_packages(settings: Settings) -> None:
-    """The local backend trains on this machine: refuse at once what it lacks, not at the job's start.
+    """Check that this machine can train, which the local backend needs, before the job starts.
 
     Raises:
-        HanzoError: packages of the extra `train` are not installed.
+        HanzoError: packages of the extra `train` are missing.
     """
     if settings.scheduler.backend == "local" and (problem := lacking("a training job", TRAIN)):
         raise invalid(problem)
 
 
 def refuse_unreadable_base(recipe: Recipe, store: Store) -> None:
-    """Of what a job was to begin with, the program found out with the GPUs in its hands that nobody can read it.
+    """Raise HanzoError if the base model cannot be read, before GPUs are allocated.
 
-    A folder is looked for where the store is one too: this machine trains. Raises HanzoError.
+    A folder is checked only if the store is one too: then this machine trains.
     """
     base = recipe.base_model
     if base.artifact_uri and store.find(base.artifact_uri):
@@ -231,34 +237,37 @@ def refuse_unreadable_base(recipe: Recipe, store: Store) -> None:
 
 
 def allow_image(settings: Settings, recipe: Recipe, unchanged: Recipe) -> None:
-    """What code a job runs with, besides its own, is the operator's choice where people sign in and share a namespace.
+    """Allow only the recipe's image where users sign in and share a namespace.
+
+    There the operator decides which other code runs with the job's own.
 
     Raises:
-        HanzoError: people sign in here, and the job names an image that its recipe does not.
+        HanzoError: users sign in, and the job names an image that its recipe does not.
     """
     if not settings.auth.verify_tokens or has_own_namespaces(settings):
         return
     if recipe.image not in (None, unchanged.image):
         raise HanzoError(
             ErrorCode.PERMISSION_DENIED,
-            "image is one of your own, which none may name where people sign in: ask the operator for a recipe with it, or "
-            "for scheduler.namespace_per_organization on a cluster",
+            "image differs from the recipe's, which is not allowed where users sign in: ask the operator for a recipe with "
+            "it, or for scheduler.namespace_per_organization on a cluster",
         )
 
 
 def has_own_namespaces(settings: Settings) -> bool:
-    """Whether what a job runs reaches nothing of other organizations: its pod is the boundary."""
+    """Whether a job's pod is isolated from those of other organizations."""
     return settings.scheduler.backend == "kubernetes" and settings.scheduler.namespace_per_organization
 
 
 def allow_command(settings: Settings, from_own_user: bool) -> None:
-    """On this machine a command has the rights of the user who started this server, so it is accepted from that user alone.
+    """Allow a command job from the server's own user or on an isolating cluster.
 
-    On a cluster it has those of its pod. Where organizations have namespaces of their own, everybody who signs in may submit
-    one; where all share a namespace and its network, the operator decides (`scheduler.user_commands`).
+    On this machine a command runs with the rights of the user who started this server. On a cluster it has those of its pod:
+    with a namespace per organization every signed-in user may submit one, in a shared namespace and network the operator
+    decides (`scheduler.user_commands`).
 
     Raises:
-        HanzoError: people sign in here, or somebody else sent it.
+        HanzoError: users sign in, or the request comes from another user.
     """
     on_cluster = settings.scheduler.backend == "kubernetes"
     if on_cluster and settings.auth.verify_tokens and (settings.scheduler.user_commands or has_own_namespaces(settings)):
@@ -266,22 +275,24 @@ def allow_command(settings: Settings, from_own_user: bool) -> None:
     if settings.auth.verify_tokens:
         raise HanzoError(
             ErrorCode.PERMISSION_DENIED,
-            "a job with a `command` would run with the rights of this server's own user, so none is taken where people "
-            "sign in: submit one with a `recipe`, or start a stack of your own with `hanzo-ml up`",
+            "a job with a `command` would run with the rights of this server's own user, so it is not accepted where users "
+            "sign in: submit one with a `recipe`, or start your own stack with `hanzo-ml up`",
         )
     if not from_own_user:
         raise HanzoError(
             ErrorCode.PERMISSION_DENIED,
-            "a job with a `command` would run with the rights of this server's own user, and is taken from that user alone, "
-            "on this machine and not through a proxy: start a stack of your own with `hanzo-ml up`",
+            "a job with a `command` would run with the rights of this server's own user, and is accepted only from that "
+            "user on this machine, not through a proxy: start your own stack with `hanzo-ml up`",
         )
 
 
 def allow_variables(settings: Settings, env: Mapping[str, str], from_own_user: bool) -> None:
-    """Some variables, such as LD_PRELOAD, decide what code a process runs: here one of this server's own user.
+    """Allow environment variables where they cannot inject code into the server's own user.
+
+    Some, such as LD_PRELOAD, decide which code a process runs.
 
     Raises:
-        HanzoError: jobs run on this machine, and people sign in here or somebody else sent it.
+        HanzoError: jobs run on this machine, and users sign in or the request comes from another user.
     """
     if env and settings.scheduler.backend == "local" and (settings.auth.verify_tokens or not from_own_user):
         raise HanzoError(
@@ -292,10 +303,12 @@ def allow_variables(settings: Settings, env: Mapping[str, str], from_own_user: b
 
 
 def allow_pod_settings(settings: Settings, pod: PodSettings) -> None:
-    """Secrets, volumes and nodes that jobs can reach may belong to others, or to the platform.
+    """Allow the secrets, volumes and nodes that the settings list, where users sign in.
+
+    Others may belong to other users or to the platform.
 
     Raises:
-        HanzoError: people sign in here, and the job names one that the settings do not list.
+        HanzoError: users sign in, and the job names one that is not listed.
     """
     if not settings.auth.verify_tokens:
         return
@@ -315,13 +328,13 @@ def allow_pod_settings(settings: Settings, pod: PodSettings) -> None:
 
 
 def refuse_masks(env: Mapping[str, str]) -> None:
-    """A job file that was made of what this server answers. Raises HanzoError, naming the variable."""
+    """Raise HanzoError for a value that is this server's mask, as copied from its answers."""
     if masked := next((name for name, value in env.items() if value == MASK), None):
-        raise invalid(f"env.{masked} is the mask that hides a value in answers of this server: give the value itself")
+        raise invalid(f"env.{masked} is the mask that replaces values in this server's answers: set the value itself")
 
 
 def find_recipe(name: str | None) -> Recipe:
-    """A recipe as it stands in its file. Raises HanzoError where there is none of that name."""
+    """Return a recipe as stored in its file. Raises HanzoError if there is none."""
     try:
         return Recipe.named(name or DEFAULT_RECIPE)
     except BadConfiguration as problem:
@@ -329,7 +342,7 @@ def find_recipe(name: str | None) -> Recipe:
 
 
 def with_parameters(recipe: Recipe, parameters: Mapping[str, JsonValue]) -> Recipe:
-    """Refuse now what would fail when the job is started: parameters that do not fit the recipe. Raises HanzoError."""
+    """Return the recipe with parameters. Raises HanzoError for invalid ones, before the job starts."""
     try:
         return recipe.changed(parameters)
     except BadConfiguration as problem:

@@ -111,7 +111,7 @@ class Prover:
         if loaded_sha256 != deployment.sha256:
             self._problem(node, "served file -> export", f"the engine loaded SHA-256 {loaded_sha256}")
         if path is None:
-            # It lies in the engine's replicas, each of which hashed it before it loaded it.
+            # The file is stored in the engine's replicas, each of which verified its hash before loading it.
             return node
         if not path.is_file():
             self._problem(node, "served file -> export", f"{path} is missing")

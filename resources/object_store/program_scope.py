@@ -110,7 +110,7 @@ def program_scope(job: Job) -> ProgramScope:
 
 
 def runs_user_code(job: Job) -> bool:
-    """Return whether the user can run their own code: by a command, an image, variables or volumes."""
+    """Whether users can run their own code: by command, image, variables or volumes."""
     recipe = job.parameters.get("recipe")
     image = isinstance(recipe, dict) and recipe.get("image")
     return job.program is Program.COMMAND or bool(image) or bool(job.env) or bool(job.pod.volumes)

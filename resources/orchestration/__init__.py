@@ -1,1 +1,1 @@
-"""The Dagster instance: configuration, storages, launchers of run workers, daemon. Only this folder imports Dagster here."""
+"""The Dagster instance: configuration, storages, run launchers and daemon."""

@@ -1,4 +1,4 @@
-"""Compute logs in the object store, with download links that its servers accept."""
+"""Compute logs in the object store, with presigned download links of signature version 4."""
 
 from collections.abc import Sequence
 
@@ -11,10 +11,13 @@ LINK_SECONDS = 3600
 
 
 class ObjectStoreLogManager(S3ComputeLogManager):  # type: ignore[misc]
-    """dagster-aws's log manager. Its links have signatures of version 2, which few servers take; these have version 4."""
+    """dagster-aws's log manager, except that download links work with more servers.
+
+    Its own links have signature version 2, which few servers accept; these have version 4.
+    """
 
     def download_url_for_type(self, log_key: Sequence[str], io_type: ComputeIOType) -> str | None:
-        """None also for a stream to which nothing was written: it has no object."""
+        """Return a presigned URL; None for incomplete or empty streams."""
         if not self.is_capture_complete(log_key) or not self.cloud_storage_has_logs(log_key, io_type):
             return None
         client = boto3.client(

@@ -1,9 +1,9 @@
-"""Dagster's daemon, which begins anew where the clock was put back.
+"""Dagster's daemon, restarted whenever the clock is set back.
 
-Its threads wait for a time of day. With the clock put back by two hours below them none looked for as long, nor did a run
-leave the queue; and for `up` the daemon was one that runs. Sensors wait for their interval from a look that may be to come.
+Its threads wait for a time of day: after the clock was set back by two hours, no sensor ran and no run left the queue for as
+long, while the daemon appeared healthy. Sensors count their interval from their last tick, which may then be in the future.
 
-On PostgreSQL one daemon works and others wait: a rolling update runs two of them for a while.
+On PostgreSQL one daemon leads and others stand by: a rolling update runs two of them for a while.
 """
 
 import logging
@@ -31,13 +31,13 @@ from resources.settings.settings import Settings
 from resources.stack.liveness import liveness_file, report_alive
 
 MAX_ROLLBACK_SECONDS = 10.0
-"""A clock that is corrected by less than that holds up nothing for longer than a new beginning would."""
+"""Smaller corrections of the clock delay work less than a restart would."""
 CHECK_INTERVAL_SECONDS = 2.0
 ADVISORY_LOCK = 57_000_004
-"""PostgreSQL's number of the lock of the daemon that works."""
+"""PostgreSQL advisory lock held by the leading daemon."""
 LIVENESS_INTERVAL_SECONDS = 30.0
 HEARTBEAT_SECONDS = 300
-"""Age of a heartbeat of one of the daemon's threads from which the daemon counts as hung."""
+"""The daemon counts as hung when a heartbeat of one of its threads is older."""
 
 
 def restart_on_clock_rollback(
@@ -45,8 +45,9 @@ def restart_on_clock_rollback(
     steady: Callable[[], float] = time.monotonic,
     interval_seconds: float = CHECK_INTERVAL_SECONDS,
 ) -> None:
-    """Watch the clock from a thread: once it is put back, this process executes its own command again. It keeps its id and
-    its lock; what it was at is broken off, as by a kill.
+    """Watch the clock from a thread; re-execute this process when it is set back.
+
+    Process id and lock stay the same; work in progress is interrupted, as by a kill.
     """
 
     def watch() -> None:
@@ -55,15 +56,16 @@ def restart_on_clock_rollback(
             time.sleep(interval_seconds)
             previous, offset = offset, clock() - steady()
             if offset < previous - MAX_ROLLBACK_SECONDS:
-                print(f"the clock was put back by {previous - offset:.0f} s: the daemon begins anew", flush=True)
+                print(f"the clock was set back by {previous - offset:.0f} s: restarting the daemon", flush=True)
                 os.execv(sys.executable, sys.orig_argv)
 
     threading.Thread(target=watch, name="clock", daemon=True).start()
 
 
 def reset_future_ticks(instance: dg.DagsterInstance, now: float) -> None:
-    """Let each sensor look at once whose last look is later than `now`: it waits for its interval from that one, whatever
-    database holds it, also where the clock was put back while nothing ran.
+    """Reset sensors whose last tick is later than `now`, so that they run at once.
+
+    They count their interval from the last tick, also if the clock was set back while the stack was down.
     """
     for state in instance.all_instigator_state():
         data = state.instigator_data
@@ -75,8 +77,10 @@ def reset_future_ticks(instance: dg.DagsterInstance, now: float) -> None:
 
 
 def install_root_handler() -> None:
-    """What a library tells no logger of its own, as dagster-postgres does of a lost connection, has Python give all loggers
-    a way to print: whatever Dagster said after that was printed twice. So there is one, for such words alone.
+    """Give the root logger its own handler, restricted to its own messages.
+
+    A library that logs through the root logger, as dagster-postgres does when it loses a connection, makes Python install a
+    default handler: from then on each message of Dagster was printed twice.
     """
     handler = logging.StreamHandler()
     handler.addFilter(lambda record: record.name == logging.root.name)
@@ -85,8 +89,8 @@ def install_root_handler() -> None:
 
 @contextmanager
 def lead_daemons(settings: Settings) -> Iterator[None]:
-    """Wait until no other daemon works on this database, and start again once that is no longer certain."""
-    if not is_postgresql(settings):  # its processes share a machine, where `hanzo-ml up` starts one
+    """Wait until no other daemon leads on this database; restart once leadership is uncertain."""
+    if not is_postgresql(settings):  # all processes share a machine, where `hanzo-ml up` starts one daemon
         yield
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # the first process of a container ignores it otherwise
@@ -106,7 +110,7 @@ def lead_daemons(settings: Settings) -> Iterator[None]:
 
 
 def restart_on_lost_leadership(database: Database, interval_seconds: float = CHECK_INTERVAL_SECONDS) -> None:
-    """Execute this process' own command again once the database has ended the session that holds the lock."""
+    """Re-execute this process once the database has ended the session that holds the lock."""
 
     def watch() -> None:
         with suppress(LeadershipLost, SQLAlchemyError):
@@ -114,14 +118,14 @@ def restart_on_lost_leadership(database: Database, interval_seconds: float = CHE
                 time.sleep(interval_seconds)
                 with database.read() as connection:
                     connection.execute(text("SELECT 1"))
-        print("another daemon may lead: this one waits for its turn", flush=True)
+        print("another daemon may lead: this one waits for the lock", flush=True)
         os.execv(sys.executable, sys.orig_argv)
 
     threading.Thread(target=watch, name="leadership", daemon=True).start()
 
 
 def report_liveness(instance: dg.DagsterInstance, file: Path, interval_seconds: float = LIVENESS_INTERVAL_SECONDS) -> None:
-    """Touch `file` from a thread as long as all of the daemon's threads send heartbeats."""
+    """Touch `file` from a thread while all threads of the daemon send heartbeats."""
 
     def watch() -> None:
         started = time.time()
@@ -134,7 +138,7 @@ def report_liveness(instance: dg.DagsterInstance, file: Path, interval_seconds: 
 
 
 def are_daemons_alive(instance: dg.DagsterInstance) -> bool:
-    """Also True while the database does not answer: to start again would not mend that."""
+    """Whether all threads send heartbeats; True also during a database outage, which restarting cannot fix."""
     try:
         return bool(all_daemons_live(instance, heartbeat_tolerance_seconds=HEARTBEAT_SECONDS))
     except SQLAlchemyError:

@@ -1,6 +1,6 @@
-"""Dagster's instance of the embedded stack, made and brought to this release before anything opens it.
+"""The Dagster instance of the embedded stack, created and migrated before anything opens it.
 
-By Dagster's own command: to import Dagster costs a second and 100 MB.
+Uses Dagster's command line, because importing Dagster costs a second and 100 MB.
 """
 
 import json
@@ -30,7 +30,7 @@ from resources.stack.services import service_environment
 
 
 class PreparationRecord(Protocol):
-    """What was done to prepare an instance, kept beside its storage."""
+    """How an instance was prepared, stored with the storage itself."""
 
     def read(self) -> Mapping[str, Any]: ...
 
@@ -38,13 +38,14 @@ class PreparationRecord(Protocol):
 
 
 def migrate_dagster(settings: Settings, console: Console) -> None:
-    """Make the instance once, before anything else opens it: sixteen processes that did it at once broke it (#27390).
+    """Create and migrate the instance once, before any process opens it.
 
-    Its storage is in the metadata database where that is PostgreSQL, and else in the state folder. What was begun there
-    stays there, whole: a copy would have to number all events anew, by which other rows know them.
+    Sixteen processes that created it concurrently broke it (dagster #27390). Its storage is in the metadata database if that
+    is PostgreSQL, else in the state folder. An existing history stays in its place: copying would have to renumber all
+    events, which other rows refer to.
 
     Raises:
-        BadConfiguration: it can't be made; the message says why.
+        BadConfiguration: the instance cannot be created; the message says why.
     """
     home = settings.dagster_home
     home.mkdir(parents=True, exist_ok=True)
@@ -55,8 +56,8 @@ def migrate_dagster(settings: Settings, console: Console) -> None:
         return
     if is_postgresql(settings):
         line = (
-            f"  Dagster's history stays in {existing_history}: move that away while nothing runs, and a new one "
-            "begins in PostgreSQL"
+            f"  Dagster's history stays in {existing_history}: to start a new one in PostgreSQL, stop everything and move "
+            "that folder away"
         )
         console.print(line, soft_wrap=True)
     refuse_unreadable_address(home)
@@ -64,10 +65,10 @@ def migrate_dagster(settings: Settings, console: Console) -> None:
 
 
 def refuse_unreadable_address(home: Path) -> None:
-    """Raises BadConfiguration of a path that Dagster's SQLite storage, which puts it into an address, would not find."""
+    """Raise BadConfiguration for a path that Dagster's SQLite storage would misread as URL syntax."""
     if found := re.search(r"\?|%[0-9A-Fa-f]{2}", str(home)):
         raise BadConfiguration(
-            f"the state folder {home.parent} has {found[0]!r} in its path, which Dagster reads as part of an address: "
+            f"the state folder {home.parent} has {found[0]!r} in its path, which Dagster reads as part of a URL: "
             "set HANZO_ML_HOME to another folder"
         )
 
@@ -75,12 +76,12 @@ def refuse_unreadable_address(home: Path) -> None:
 def prepare_instance(
     settings: Settings, storage: dict[str, Any], note: PreparationRecord, console: Console, commands: Sequence[str]
 ) -> None:
-    """Configure the instance, and let Dagster's own `commands` bring its storage to this release unless it is there."""
+    """Write dagster.yaml, and run Dagster's `commands` unless the storage is up to date."""
     home, max_parallel_jobs = settings.dagster_home, max_running_jobs(settings.scheduler)
     config = render_instance_config((SOURCE / DAGSTER_FILE).read_text(encoding="utf-8"), storage, max_parallel_jobs)
     if settings.scheduler.backend == KUBERNETES:
         config |= kubernetes_instance(settings)
-    # Whole at any moment: `up` is called on a stack that runs, whose processes read it as they start.
+    # Atomic, because `up` may be called on a running stack, whose processes read this file when they start.
     write_atomic(home / "dagster.yaml", yaml.safe_dump(config, sort_keys=False))
     expected = {"dagster": version("dagster"), GPU_POOL: max_parallel_jobs}
     recorded = note.read()
@@ -96,7 +97,10 @@ def prepare_instance(
 
 
 def migrate_storage(settings: Settings, config: Mapping[str, Any], commands: Sequence[str]) -> None:
-    """By an instance with nothing but this storage: a run launcher would want a token of Kubernetes, which few pods have."""
+    """Migrate through an instance with this storage only.
+
+    A run launcher would require a Kubernetes token, which few pods have.
+    """
     with tempfile.TemporaryDirectory() as folder:
         alone = {key: config[key] for key in ("storage", "telemetry")}
         (Path(folder) / "dagster.yaml").write_text(yaml.safe_dump(alone), encoding="utf-8")
@@ -105,26 +109,26 @@ def migrate_storage(settings: Settings, config: Mapping[str, Any], commands: Seq
 
 
 def is_later(recorded: str | None, own: Any) -> bool:
-    """Whether a later release prepared the storage: pods of both run while one replaces the other."""
+    """Whether a later release prepared the storage: during an update, pods of both releases run."""
     return recorded is not None and Version(recorded) > Version(str(own))
 
 
 @dataclass(frozen=True)
 class MarkerFile:
-    """The note of an instance in a folder."""
+    """The preparation record of an instance in a folder."""
 
     path: Path
 
     def read(self) -> Mapping[str, Any]:
         recorded = json.loads(self.path.read_text(encoding="utf-8")) if self.path.is_file() else {}
-        return {"dagster": recorded} if isinstance(recorded, str) else dict(recorded)  # of a release before this one
+        return {"dagster": recorded} if isinstance(recorded, str) else dict(recorded)  # str: written by older releases
 
     def write(self, document: Mapping[str, Any]) -> None:
         write_json_atomic(self.path, document)
 
 
 def sqlite_storage_config(home: Path) -> dict[str, Any]:
-    """The storage of a laptop, as `dagster.yaml` has it."""
+    """Return the storage section of `dagster.yaml` for one machine."""
     return {
         "module": "resources.dagster_storage",
         "class": "KeptSqliteStorage",
@@ -133,13 +137,14 @@ def sqlite_storage_config(home: Path) -> dict[str, Any]:
 
 
 def postgres_storage_config(name: str) -> dict[str, Any]:
-    """The storage of a cluster."""
+    """Return the storage section of `dagster.yaml` for a cluster."""
     return {"module": "resources.dagster_postgres_storage", "class": "OwnSchemaStorage", "config": {"schema": name}}
 
 
 def render_instance_config(text: str, storage: dict[str, Any], max_parallel_jobs: int) -> dict[str, Any]:
-    """`dagster.yaml` of an instance with that storage, where so many jobs run at the same time: what they wait for must find
-    room beside them.
+    """Return `dagster.yaml` with this storage and a limit of parallel jobs.
+
+    Runs of other assets need slots in addition to the jobs'.
     """
     document: dict[str, Any] = yaml.safe_load(text)
     document["storage"] = {"custom": storage}
@@ -148,7 +153,7 @@ def render_instance_config(text: str, storage: dict[str, Any], max_parallel_jobs
 
 
 def run_instance_command(settings: Settings, *arguments: str, home: Path | None = None) -> None:
-    """`home` is the folder of dagster.yaml, if it is another than the instance's own."""
+    """Run `dagster instance`; `home` overrides the folder of dagster.yaml."""
     done = subprocess.run(
         [sys.executable, "-m", "dagster", "instance", *arguments],
         env={**os.environ, **service_environment(settings), **({"DAGSTER_HOME": str(home)} if home else {})},

@@ -1,7 +1,7 @@
-"""The Dagster instance on a cluster: the parts of dagster.yaml that differ from those of one machine.
+"""The Dagster instance on a cluster: overrides of dagster.yaml.
 
-Run workers are pods, their output goes to the object store, and Kueue is the only queue: Dagster's own limits on runs and
-pools are off, but for runs launched in the UI, whose pods exist while their jobs wait.
+Run workers are pods, their output goes to the object store, and Kueue is the only queue. Dagster's own limits on runs and
+pools are disabled, except for runs launched in the UI, whose pods exist while their jobs wait.
 """
 
 import hashlib
@@ -15,36 +15,36 @@ from resources.orchestration.postgres_schema import is_postgresql
 from resources.settings.settings import Settings
 
 KUBERNETES = "kubernetes"
-"""Name of the compute backend whose Dagster instance this is."""
+"""Name of the compute backend that needs this Dagster instance."""
 STATE = "/var/lib/hanzo-ml"
 CONFIG = "/etc/hanzo-ml"
 LAUNCHED_TAG = {"key": "dagster/from_ui", "value": "true"}
-"""Tag by which Dagster's web server marks the runs that are launched in it."""
+"""Tag by which Dagster's web server marks runs launched in its UI."""
 LOG_PREFIX = "dagster"
 NOT_READY_SECONDS = 5
-"""How long a run pod stays on a node that stopped answering: another attaches to its job, which never notices."""
+"""How long a run pod stays on an unresponsive node; then another pod attaches to its job, which is unaffected."""
 GRACE_SECONDS = 15
-"""A run worker that is asked to end only writes a few rows."""
+"""A terminating run worker only writes a few rows."""
 JOB_TTL_SECONDS = 3600
-"""How long an ended run pod keeps its log."""
+"""How long the Job of an ended run is kept, with its log."""
 START_SECONDS = 24 * 3600
-"""Dagster fails a run that takes longer to start, even if its pod only waits for an image."""
+"""Dagster fails runs that take longer to start, even if their pod only waits for an image."""
 INSTALLATION_LABEL = "ml.hanzo.ai/installation"
-"""Label of run workers: other installations may keep theirs in the same namespace."""
+"""Label of run workers, which distinguishes installations in a shared namespace."""
 SECRET_VARIABLES = {
     "HANZO_ML_DATABASE_URL": "database-url",
     "AWS_ACCESS_KEY_ID": "storage-access-key",
     "AWS_SECRET_ACCESS_KEY": "storage-secret-key",
 }
-"""Keys of the Secret `dagster.run_pods.secret`, by the variables that the control plane reads them from."""
+"""Environment variables of the control plane, and the keys of the Secret `dagster.run_pods.secret` that set them."""
 NODE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
 def kubernetes_instance(settings: Settings) -> dict[str, Any]:
-    """Top-level keys that replace those of dagster.yaml.
+    """Return the top-level keys that override dagster.yaml.
 
     Raises:
-        BadConfiguration: the settings keep metadata or objects on this machine, where no pod sees them.
+        BadConfiguration: metadata or objects are stored on this machine, where pods cannot reach them.
     """
     if not is_postgresql(settings):
         raise BadConfiguration(
@@ -82,19 +82,19 @@ def kubernetes_instance(settings: Settings) -> dict[str, Any]:
 
 
 def installation_id(settings: Settings) -> str:
-    """Short name of the database that holds the instance. Its password may change."""
+    """Return a short id of the database of this instance; independent of its password."""
     url = make_url(settings.database_url)
     return hashlib.sha256(f"{url.host}:{url.port}/{url.database}".encode()).hexdigest()[:12]
 
 
 def launcher_config(settings: Settings) -> dict[str, Any]:
-    """Configuration of dagster-k8s's launcher for `dagster.run_pods`."""
+    """Return the configuration of dagster-k8s's launcher for `dagster.run_pods`."""
     pods, scheduler = settings.dagster.run_pods, settings.scheduler
     environment = {
         "HANZO_ML_HOME": STATE,
         "DAGSTER_HOME": f"{STATE}/dagster",
         "HOME": STATE,
-        # glibc keeps an arena for each thread, and run workers have a few that do little.
+        # glibc keeps an arena per thread, and run workers have a few mostly idle ones.
         "MALLOC_ARENA_MAX": "2",
         **pods.env,
     }
@@ -122,7 +122,7 @@ def launcher_config(settings: Settings) -> dict[str, Any]:
         "image_pull_policy": "IfNotPresent",
         "image_pull_secrets": [{"name": name} for name in scheduler.image_pull_secrets],
         "service_account_name": pods.service_account,
-        # Required by dagster-k8s, and unused: the instance travels in the arguments of the run worker.
+        # Required by dagster-k8s but unused: the instance is passed in the arguments of the run worker.
         "instance_config_map": "dagster-instance",
         "dagster_home": f"{STATE}/dagster",
         "load_incluster_config": scheduler.kubeconfig is None,
@@ -141,7 +141,7 @@ def launcher_config(settings: Settings) -> dict[str, Any]:
             "container_config": {"env": secret_variables(pods.secret) if pods.secret else []},
             "pod_spec_config": {
                 "automountServiceAccountToken": False,
-                "enableServiceLinks": False,  # else Services would set variables that start with HANZO_ML_
+                "enableServiceLinks": False,  # otherwise Services could set variables that start with HANZO_ML_
                 "terminationGracePeriodSeconds": GRACE_SECONDS,
                 "securityContext": {
                     "runAsNonRoot": True,
@@ -162,14 +162,14 @@ def launcher_config(settings: Settings) -> dict[str, Any]:
             },
             "job_spec_config": {"ttlSecondsAfterFinished": JOB_TTL_SECONDS},
         },
-        # Nobody changes the pods of the control plane by tags of a run.
+        # Run tags must not change the pods of the control plane.
         "only_allow_user_defined_k8s_config_fields": {},
         "only_allow_user_defined_env_vars": [],
     }
 
 
 def secret_variables(secret: str) -> list[dict[str, Any]]:
-    """Variables of a container by reference. A key may be missing, such as those of a store with workload identity."""
+    """Return container variables by Secret reference; optional, e.g. with workload identity."""
     return [
         {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key, "optional": True}}}
         for name, key in SECRET_VARIABLES.items()
@@ -177,7 +177,7 @@ def secret_variables(secret: str) -> list[dict[str, Any]]:
 
 
 def compute_log_config(settings: Settings, endpoint: str) -> dict[str, Any]:
-    """Configuration of dagster-aws's log manager. Its keys come from the environment, as those of every S3 client here."""
+    """Return the configuration of dagster-aws's log manager; credentials come from the environment."""
     storage = settings.storage
     encryption = {"ServerSideEncryption": storage.encryption} if storage.encryption != "none" else {}
     key = {"SSEKMSKeyId": storage.kms_key} if storage.kms_key else {}

@@ -1,7 +1,7 @@
-"""Run workers as pods: dagster-k8s's launcher with a health check that holds through outages.
+"""Run workers as pods: dagster-k8s's launcher with a health check that tolerates outages.
 
-A run worker supervises a job that is a gang of its own, and any number of supervisors may attach to it one after another.
-So a worker is replaced as soon as it is certainly gone, and never because the API server does not answer.
+A run worker supervises a job that runs in its own pods, and supervisors may attach to it one after another. So a worker is
+replaced as soon as it is certainly gone, but never because the API server does not respond.
 """
 
 import time
@@ -24,16 +24,16 @@ from resources.orchestration.run_worker_health import WorkerHealth, has_ended, h
 from resources.orchestration.run_workers import RecoverableWorkers
 
 SNAPSHOT_SECONDS = 5.0
-"""Age up to which one listing of all workers serves the checks of many runs."""
+"""How long one listing of all workers serves health checks of many runs."""
 REQUEST_SECONDS = 10
-"""Timeout of a request: a check must not hold up those of other runs."""
+"""Timeout of a request: one check must not delay those of other runs."""
 NOT_FOUND, CONFLICT = 404, 409
 RUN_LABEL, JOB_LABEL = "dagster/run-id", "batch.kubernetes.io/job-name"
 
 
 @dataclass(frozen=True)
 class Workers:
-    """All Jobs of run workers and their pods, by the Job's name, as the API server listed them."""
+    """Jobs and pods of all run workers by Job name, from one listing."""
 
     jobs: Mapping[str, V1Job]
     pods: Mapping[str, Sequence[V1Pod]]
@@ -47,34 +47,34 @@ class Workers:
 class KubernetesRunLauncher(K8sRunLauncher, RecoverableWorkers):  # type: ignore[misc]
     """Launches each run as a Kubernetes Job of one pod that is never restarted.
 
-    Configuration: that of dagster-k8s, whose `labels` are those of one installation's workers alone.
+    Configured like dagster-k8s; `labels` must be unique to the workers of this installation.
     """
 
     _listed: Workers | None = None
 
     def launch_run(self, context: LaunchRunContext) -> None:
-        """Create the worker's Job. During an outage of the API server the run waits, and is launched by `recover_start`."""
+        """Create the worker's Job; during an API server outage `recover_start` does so later."""
         try:
             with unwrapped_errors():
                 super().launch_run(context)
         except (ApiException, HTTPError) as error:
-            if is_conflict(error):  # an earlier request did succeed, or another daemon was faster
+            if is_conflict(error):  # created by an earlier request or by another daemon
                 return
             if not is_outage(error):
                 raise
-            message = f"The Kubernetes API server does not answer, its worker starts later: {summarize(error)}"
+            message = f"The Kubernetes API server does not respond, the run worker starts later: {summarize(error)}"
             self._instance.report_engine_event(message, context.dagster_run, cls=type(self))
 
     def _launch_k8s_job_with_args(self, job_name: str, args: Sequence[str] | None, run: dg.DagsterRun) -> None:
-        # The image's entry point is the `hanzo-ml` command, and its interpreter lies elsewhere than the code server's.
+        # The image's entry point is the `hanzo-ml` command, and its interpreter has another path than the code server's.
         arguments = list(args or ())
         command = ["python", "-m", "dagster", *arguments[arguments.index("api") :]]
         super()._launch_k8s_job_with_args(job_name, command, run)
 
     def terminate(self, run_id: str) -> bool:
-        """Delete the worker's Job: its process cancels the job that it supervises and reports the end of the run.
+        """Delete the worker's Job: its process cancels the supervised job and reports the end.
 
-        A worker that has not started has nothing to cancel, and would not report.
+        A worker that has not started cannot report, and has nothing to cancel.
         """
         run = self._instance.get_run_by_id(run_id)
         delete_worker: Callable[[str], object] = super().terminate
@@ -86,9 +86,9 @@ class KubernetesRunLauncher(K8sRunLauncher, RecoverableWorkers):  # type: ignore
         return terminated
 
     def check_run_worker_health(self, run: dg.DagsterRun) -> CheckRunHealthResult:
-        """Health of a started worker. Dagster fails the run at any status but RUNNING and SUCCESS, also at UNKNOWN.
+        """Return the health of a started worker; Dagster fails its run unless RUNNING or SUCCESS.
 
-        What is left of a worker that is gone is removed first: nothing of it can go on after its run has failed.
+        Leftovers of a lost worker are removed first: nothing may run on after its run has failed.
         """
         try:
             health = self._health(run)
@@ -101,7 +101,7 @@ class KubernetesRunLauncher(K8sRunLauncher, RecoverableWorkers):  # type: ignore
         return CheckRunHealthResult(WorkerStatus.FAILED, health.detail)
 
     def recover_start(self, run: dg.DagsterRun) -> None:
-        """Launch a starting run once more whose Job is missing; fail one whose worker ended before it started."""
+        """Relaunch a starting run without Job; fail one whose worker ended before it started."""
         try:
             health = self._health(run)
             if health.alive:
@@ -112,14 +112,14 @@ class KubernetesRunLauncher(K8sRunLauncher, RecoverableWorkers):  # type: ignore
             if health.has_leftovers:
                 self.remove_worker(run.run_id)
         except (ApiException, HTTPError):
-            return  # the next call finds the same
+            return  # the next call tries again
         current = self._instance.get_run_by_id(run.run_id)
         if current is not None and current.status == dg.DagsterRunStatus.STARTING:
             self._instance.report_run_failed(current, f"Its run worker ended before it started: {health.detail}")
 
     def remove_leftovers(self, is_over: Callable[[str], bool]) -> list[str]:
-        """Remove workers that are still there although their run, given by its id, is over. Returns these runs."""
-        if not self.labels:  # nothing says whose the workers of this namespace are
+        """Remove workers whose run is over according to `is_over`. Returns their run ids."""
+        if not self.labels:  # workers of other installations would not be distinguishable
             return []
         try:
             workers = self._list_workers()
@@ -137,7 +137,7 @@ class KubernetesRunLauncher(K8sRunLauncher, RecoverableWorkers):  # type: ignore
         return leftovers
 
     def remove_worker(self, run_id: str) -> None:
-        """Delete the Job of a run, and its pods at once: a kubelet that is gone would never confirm it."""
+        """Delete a run's Job and pods, forcing overdue ones: a dead kubelet never confirms."""
         name = self._job_name(run_id)
         with suppressed_not_found():
             self._api_client.batch_api.delete_namespaced_job(
@@ -160,7 +160,7 @@ class KubernetesRunLauncher(K8sRunLauncher, RecoverableWorkers):  # type: ignore
         health = worker_health(self._listed.jobs.get(name), self._listed.pods.get(name, ()), now)
         if health.alive:
             return health
-        # The listing may be older than the run: only what is read now counts against it.
+        # The listing may be older than the run: only a fresh read may count against it.
         return worker_health(self._read_job(name), self._list_pods(f"{JOB_LABEL}={name}"), now)
 
     def _list_workers(self) -> Workers:
@@ -185,11 +185,11 @@ class KubernetesRunLauncher(K8sRunLauncher, RecoverableWorkers):  # type: ignore
 
     @property
     def _worker_selector(self) -> str:
-        """Labels of this installation's workers alone: a run that is unknown here may be another installation's."""
+        """Return the label selector of this installation's workers: unknown runs may be another's."""
         return ",".join(f"{key}={value}" for key, value in self.labels.items())
 
     def _find_run_id(self, job: V1Job) -> str | None:
-        """The run of a worker's Job; None for a Job that no launcher of this release made."""
+        """Return the run of a worker's Job; None for Jobs of other launchers."""
         run_id = (job.metadata.labels or {}).get(RUN_LABEL)
         return run_id if run_id and self._job_name(run_id) == job.metadata.name else None
 
@@ -199,7 +199,7 @@ class KubernetesRunLauncher(K8sRunLauncher, RecoverableWorkers):  # type: ignore
 
 @contextmanager
 def unwrapped_errors() -> Iterator[None]:
-    """Raise the error of the API server that dagster-k8s wraps in one of its own."""
+    """Unwrap the API server's errors from those of dagster-k8s."""
     try:
         yield
     except (DagsterK8sUnrecoverableAPIError, DagsterK8sAPIRetryLimitExceeded) as error:
@@ -220,7 +220,7 @@ def is_conflict(error: Exception) -> bool:
 
 
 def is_outage(error: Exception) -> bool:
-    """Whether the API server failed or was not reached, rather than refused the request."""
+    """Whether the API server failed or was unreachable, rather than rejecting the request."""
     return not isinstance(error, ApiException) or not error.status or error.status == 429 or error.status >= 500
 
 

@@ -1,21 +1,21 @@
-"""Kubernetes accounts and permissions for run pods: Dagster's processes create them, the pods themselves need none."""
+"""Service accounts and permissions for run pods, which only Dagster's processes may create."""
 
 from typing import Any
 
 from resources.settings.sections import RunPods
 
 DAGSTER_ACCOUNT = "hanzo-ml-dagster"
-"""Service account of Dagster's daemon, code server and web server: each of them may start or end a run."""
+"""Service account of Dagster's daemon, code server and web server, each of which may start or end runs."""
 ROLE = "hanzo-ml-run-launcher"
 RULES = (
     ("batch", ("jobs",), ("create", "get", "list", "delete")),
     ("", ("pods",), ("get", "list", "delete")),
-    ("", ("pods/log", "events"), ("get", "list")),  # what Dagster shows of a worker that failed
+    ("", ("pods/log", "events"), ("get", "list")),  # shown by Dagster for a failed worker
 )
 
 
 def launcher_objects(pods: RunPods) -> list[dict[str, Any]]:
-    """Service accounts, Role and RoleBinding in the namespace of the control plane."""
+    """Return service accounts, Role and RoleBinding in the control plane's namespace."""
 
     def metadata(name: str) -> dict[str, str]:
         return {"name": name, "namespace": pods.namespace}

@@ -1,7 +1,7 @@
-"""`python -m resources.orchestration.migrate`: bring both databases to this release, and configure this pod's Dagster.
+"""`python -m resources.orchestration.migrate`: migrate both databases, and configure this pod's Dagster.
 
-What each pod of the control plane does before it starts. Pods that do it at once wait for each other. A database that a
-later release has migrated is left alone: pods of both releases run side by side while one replaces the other.
+Every pod of the control plane runs this before it starts; concurrent ones wait for each other. A database that a later
+release has migrated stays unchanged, because during an update pods of both releases run side by side.
 """
 
 import sys
@@ -17,12 +17,12 @@ from resources.orchestration.instance import migrate_dagster
 from resources.settings.settings import Settings
 
 DATABASE_SECONDS = 300.0
-"""How long a database is waited for that does not answer: it may start at the same time."""
+"""How long to wait for a database that may still be starting."""
 RETRY_SECONDS = 1.0
 
 
 def migrate(settings: Settings, console: Console) -> None:
-    """Raises SQLAlchemyError or BadConfiguration where the database refuses, or does not answer in time."""
+    """Raises SQLAlchemyError or BadConfiguration if the database refuses or does not respond in time."""
     database = Database(settings.database_url, settings.database.connect_seconds)
     try:
         wait_for_database(database, console)

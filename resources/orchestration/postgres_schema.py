@@ -1,7 +1,7 @@
-"""Dagster's history on a cluster: a schema of its own in the metadata database, beside our tables and never among them.
+"""A separate schema for Dagster's history in the metadata database on a cluster.
 
-Both have a table `runs`, and one that says which migrations there were. The history was in the state folder, which dies with
-the pod: the graph forgot what it had made, and nobody went on with the runs that the pod had died of.
+Both applications have a table `runs` and a migration table, so the schemas must be separate. When the history was in the
+state folder it was lost with the pod: the graph forgot its assets, and no run that died with the pod was resumed.
 """
 
 import json
@@ -21,11 +21,11 @@ from resources.metadata.database import Database, connection_timeouts
 from resources.settings.settings import Settings
 
 SCHEMA_PREFIX = "dagster_of_"
-"""Before the name of the schema with our tables: installations that share a database share no history."""
+"""Followed by the name of our tables' schema, so that installations sharing a database don't share a history."""
 PREPARATION_LOCK_ID = 0x48616E7A70
-"""PostgreSQL's number of the lock that who prepares the schema holds, in whichever pod."""
+"""PostgreSQL advisory lock held while preparing the schema, across pods."""
 LOCK_POLL_SECONDS = 0.2
-"""Seconds."""
+"""Pause between attempts to acquire that lock."""
 COMMENT_QUERY = "SELECT obj_description(oid, 'pg_namespace') FROM pg_namespace WHERE nspname = :schema"
 
 
@@ -34,39 +34,40 @@ def is_postgresql(settings: Settings) -> bool:
 
 
 def dagster_database_url(settings: Settings, schema: str) -> str:
-    """The address of the metadata database as dagster-postgres takes it: by psycopg 2, where no table but those of `schema`
-    is seen. Whatever else the address says, it says there too.
+    """Return the database URL for dagster-postgres (psycopg2), restricted to `schema`.
+
+    Other options of the URL are kept.
 
     Raises:
         BadConfiguration: the database is not PostgreSQL.
     """
     if not is_postgresql(settings):
-        raise BadConfiguration("database.url is no PostgreSQL any more, where Dagster's history is: say `hanzo-ml up`")
+        raise BadConfiguration("database.url is not PostgreSQL, but Dagster's history is there: run `hanzo-ml up`")
     url = make_url(settings.database_url)
     own = url.query.get("options", "")
     only = f"-csearch_path={quote_option(schema)}"
     patient = {name: str(value) for name, value in connection_timeouts(settings.database.connect_seconds).items()}
     query: dict[str, str | tuple[str, ...]] = {"client_encoding": "utf8", **patient, **url.query}
-    query["options"] = " ".join([*((own,) if isinstance(own, str) else own), only]).strip()  # of two, the last one counts
+    query["options"] = " ".join([*((own,) if isinstance(own, str) else own), only]).strip()  # the last search_path wins
     return url.set(drivername="postgresql+psycopg2", query=query).render_as_string(hide_password=False)
 
 
 def quote_option(name: str) -> str:
-    """An identifier within the server's `options`, where a backslash is before whatever would end the word."""
+    """Quote an identifier for the server's `options`, which escapes spaces with a backslash."""
     quoted = name.replace('"', '""')
     return "".join(f"\\{character}" if character in "\\ \t\n" else character for character in f'"{quoted}"')
 
 
 @contextmanager
 def locked_schema(settings: Settings) -> Iterator["DagsterSchema"]:
-    """The schema, made where it is missing; nobody else prepares it meanwhile.
+    """Create the schema if missing, and hold its preparation lock.
 
     Raises:
-        BadConfiguration: it can't be made, or not be reached; the message says what to do.
+        BadConfiguration: it cannot be created or reached; the message says what to do.
     """
     database = Database(settings.database_url, settings.database.connect_seconds)
     try:
-        with database.read() as connection:  # and written without a transaction, too
+        with database.read() as connection:  # autocommit: writes need no transaction
             acquire_preparation_lock(connection)
             name = ensure_schema(connection)
             check_search_path(dagster_database_url(settings, name), name)
@@ -78,8 +79,9 @@ def locked_schema(settings: Settings) -> Iterator["DagsterSchema"]:
 
 
 class DagsterSchema:
-    """A schema whose comment says what was done to prepare it: so that is known where it was done, whatever becomes of the
-    state folder and whichever backup the database is put back to.
+    """A schema whose comment records how it was prepared.
+
+    Stored there, the record survives the loss of the state folder and matches whichever backup is restored.
     """
 
     def __init__(self, name: str, connection: Connection) -> None:
@@ -97,17 +99,17 @@ class DagsterSchema:
 
 
 def acquire_preparation_lock(connection: Connection) -> None:
-    """Until no other connection has this lock, which this one has until it is closed.
+    """Acquire the preparation lock, which lasts until the connection is closed.
 
-    By asking, not by a statement that waits: Dagster makes indexes beside others' work, and each of them waits for every
-    statement that has begun, and for every transaction.
+    Polls instead of blocking: Dagster builds indexes concurrently, and each build waits for every running statement and
+    transaction, including one that waits for this lock.
     """
     while not connection.execute(select(func.pg_try_advisory_lock(PREPARATION_LOCK_ID))).scalar():
         time.sleep(LOCK_POLL_SECONDS)
 
 
 def ensure_schema(connection: Connection) -> str:
-    """The name of the schema, which is there."""
+    """Return the name of the schema, after creating it if missing."""
     name = f"{SCHEMA_PREFIX}{connection.execute(select(func.current_schema())).scalar()}"
     if name in inspect(connection).get_schema_names():
         return name
@@ -116,21 +118,21 @@ def ensure_schema(connection: Connection) -> str:
     except SQLAlchemyError as problem:
         quoted = connection.dialect.identifier_preparer.quote(name)
         raise BadConfiguration(
-            f"the schema for Dagster's history can't be made: {first_error_line(problem)}: have somebody who may say "
-            f"`CREATE SCHEMA {quoted} AUTHORIZATION` and the user of database.url"
+            f"the schema for Dagster's history can't be created: {first_error_line(problem)}: ask an administrator to run "
+            f"`CREATE SCHEMA {quoted} AUTHORIZATION` with the user of database.url"
         ) from None
     return name
 
 
 def check_search_path(address: str, schema: str) -> None:
-    """Before Dagster works there: where a pooler on the way drops the options, it would take our tables for its own."""
+    """Raise BadConfiguration if a pooler drops the options: Dagster would then use our tables."""
     engine = create_engine(address, poolclass=NullPool)
     with engine.connect() as connection:
         reached = connection.execute(select(func.current_schema())).scalar()
     if reached != schema:
         raise BadConfiguration(
-            "what is between here and the server of database.url drops `options`, so that Dagster's history would be in "
-            f"the schema {reached} instead of {schema}: name the server itself"
+            "a proxy between here and the server of database.url drops `options`, so that Dagster's history would be in "
+            f"the schema {reached} instead of {schema}: connect to the server directly"
         )
 
 

@@ -1,8 +1,8 @@
-"""Dagster's PostgreSQL storage as it is, but that it keeps its connections, and that nobody but `up` makes its tables.
+"""Dagster's PostgreSQL storage with pooled connections; only `up` creates its tables.
 
-Dagster connects anew for each query: where nothing happened, that took a quarter of a processor of the server. And whoever
-opens a storage makes its tables, one by one, where there is no `runs`: who was killed in between left some of them, which
-nobody ever completed.
+Dagster opens a connection per query: on an idle stack that took a quarter of a CPU of the server. Moreover, every process
+that opens a storage creates its tables one by one unless `runs` exists: a process killed in between left some missing, which
+nothing ever completed.
 """
 
 from collections.abc import Mapping
@@ -29,12 +29,12 @@ from resources.orchestration.postgres_schema import dagster_database_url
 from resources.settings.settings import Settings
 
 POOL_SIZE = 3
-"""By each process, for when nothing happens; beside those, as many as it works with."""
+"""Idle connections kept per process; more are opened on demand."""
 
 
 @cache
 def pooled_engine(address: str, statement_milliseconds: int | None = None) -> Engine:
-    """One pool for a process: a sensor's look opens an instance of its own, and what it has compiled is to be kept, too."""
+    """Return one pool per process, because each sensor tick opens its own instance."""
     url = make_url(address)
     if statement_milliseconds is not None:
         options = f"{url.query['options']} -cstatement_timeout={statement_milliseconds}"
@@ -43,7 +43,7 @@ def pooled_engine(address: str, statement_milliseconds: int | None = None) -> En
 
     @event.listens_for(engine, "checkout")
     def check(connection: Any, *_: Any) -> None:
-        # Of a server that was started anew, or cut us off: Dagster would fail in the middle of what it does.
+        # After a server restart or a cut connection, Dagster would otherwise fail in the middle of its work.
         if is_readable(connection.fileno()):
             raise DisconnectionError
 
@@ -51,7 +51,7 @@ def pooled_engine(address: str, statement_milliseconds: int | None = None) -> En
 
 
 class PooledConnections:
-    """Of a storage: the connections of its process."""
+    """Makes a storage use its process's connection pool."""
 
     _engine: Engine
 
@@ -61,29 +61,29 @@ class PooledConnections:
         self._engine = pooled_engine(address)
 
     def optimize_for_webserver(self, statement_timeout: int, pool_recycle: int, max_overflow: int) -> None:
-        """A page is given up where a query takes as many milliseconds; our pool needs no more."""
+        """Limit queries of the web server to `statement_timeout` milliseconds."""
         self._engine = pooled_engine(self.address, statement_timeout)
 
 
 class PooledRunStorage(PooledConnections, PostgresRunStorage):  # type: ignore[misc]
-    """Runs, and the daemon's heartbeats."""
+    """Runs and daemon heartbeats."""
 
     def upgrade(self) -> None:
-        """Of all three, by `dagster instance migrate`, which begins here: nothing else makes tables."""
+        """Create the tables of all three storages first; called by `dagster instance migrate`."""
         create_tables(self.address)
         super().upgrade()
 
 
 class PooledEventLogStorage(PooledConnections, PostgresEventLogStorage):  # type: ignore[misc]
-    """What runs said, and what was materialized."""
+    """Event logs and materializations."""
 
 
 class PooledScheduleStorage(PooledConnections, PostgresScheduleStorage):  # type: ignore[misc]
-    """Sensors, and each of their looks."""
+    """Sensors and their ticks."""
 
 
 def create_tables(address: str) -> None:
-    """All, or none: in one transaction."""
+    """Create all tables in one transaction, unless they exist."""
     engine = create_engine(address, poolclass=NullPool)
     with engine.begin() as connection:
         if inspect(connection).has_table("runs"):
@@ -94,10 +94,10 @@ def create_tables(address: str) -> None:
 
 
 class OwnSchemaStorage(DagsterPostgresStorage):  # type: ignore[misc]
-    """What `up` names in `dagster.yaml` on a cluster. Configuration: `schema`.
+    """The storage that `up` configures in `dagster.yaml` on a cluster. Configuration: `schema`.
 
-    The address is that of the settings, which each process of the stack reads: it has a password, and what stands in
-    `dagster.yaml` is an argument of each run worker, which everybody on the machine may read.
+    The URL comes from the settings, which each process of the stack reads: it contains a password, while the content of
+    `dagster.yaml` is an argument of each run worker, visible to every user of the machine.
     """
 
     def __init__(self, address: str, inst_data: ConfigurableClassData | None = None) -> None:
@@ -107,7 +107,7 @@ class OwnSchemaStorage(DagsterPostgresStorage):  # type: ignore[misc]
         self._run_storage = PooledRunStorage(address)
         self._event_log_storage = PooledEventLogStorage(address)
         self._schedule_storage = PooledScheduleStorage(address)
-        DagsterStorage.__init__(self)  # not the next one's, which would make all three once more
+        DagsterStorage.__init__(self)  # skip the direct base class, which would create all three storages again
 
     @classmethod
     def config_type(cls) -> Mapping[str, Any]:

@@ -1,8 +1,8 @@
 """Run workers as processes of this machine that outlive the daemon, with death detection.
 
-Dagster's default launcher makes a run worker a child of the code server: when that dies, the run stays "started" for ever.
-Here a worker holds the lock file of its run; the run monitor tests the lock, fails the run of a dead worker, and the sensor
-`retry_dead_runs` starts another.
+Dagster's default launcher makes a run worker a child of the code server: when that dies, the run stays "started" forever.
+Here a worker holds the lock file of its run. The run monitor tests the lock and fails the run of a dead worker, and the
+sensor `retry_dead_runs` retries it.
 """
 
 import signal
@@ -20,7 +20,7 @@ from resources.stack.detached_process import is_running, kill_orphans, lock_fold
 
 
 class ProcessRunLauncher(RunLauncher, ConfigurableClass):  # type: ignore[misc]
-    """Launches each run as a process of this machine. Configuration: `folder`, for locks, process ids and logs."""
+    """Launches each run as a local process. Configuration: `folder`, for locks, process ids and logs."""
 
     def __init__(self, folder: str, inst_data: ConfigurableClassData | None = None) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Decide whether a run worker on Kubernetes is alive, from its Job and its pods. Pure functions.
+"""Decide from Job and pods whether a Kubernetes run worker is alive. Pure functions.
 
-dagster-k8s asks the Job alone, whose status says nothing of a node that is gone: its pod counts as active for ever.
+dagster-k8s checks only the Job, whose status ignores lost nodes: a pod there counts as active forever.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from kubernetes.client import V1Job, V1Pod  # type: ignore[import-untyped]
 
 LOST_AFTER = timedelta(seconds=5)
-"""How long after its deletion was due a pod counts as lost: its kubelet no longer answers."""
+"""A pod counts as lost this long after its deletion was due: its kubelet does not respond."""
 ENDED_CONDITIONS = ("Complete", "Failed", "FailureTarget", "SuccessCriteriaMet")
 ENDED_PHASES = ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True)
 class WorkerHealth:
-    """Whether a worker may still do its run's work, and a line for people: why it cannot, or what holds it.
+    """Whether a worker can still do its work, and what prevents or delays it.
 
-    `has_leftovers`: something of a worker that is gone could still start, or run on.
+    `has_leftovers`: parts of a lost worker could still start or run.
     """
 
     alive: bool
@@ -30,7 +30,7 @@ class WorkerHealth:
 
 
 def worker_health(job: "V1Job | None", pods: Sequence["V1Pod"], now: datetime) -> WorkerHealth:
-    """Health of the worker of a run that has not finished. `pods` are those of the Job."""
+    """Return the health of an unfinished run's worker, from its Job and pods."""
     if job is None:
         return WorkerHealth(False, "its Job was deleted", has_living_pods(pods))
     living = [pod for pod in pods if not has_pod_ended(pod)]
@@ -42,7 +42,7 @@ def worker_health(job: "V1Job | None", pods: Sequence["V1Pod"], now: datetime) -
     if pods or has_ended(job):
         reason = next(filter(None, map(end_reason, pods)), None) or job_end_reason(job)
         return WorkerHealth(False, reason or "its pod is gone")
-    return WorkerHealth(True, "waits for its pod")  # the Job's controller makes it, once it may
+    return WorkerHealth(True, "waits for its pod")  # the Job controller has not created it yet
 
 
 def has_living_pods(pods: Iterable["V1Pod"]) -> bool:
@@ -56,15 +56,15 @@ def has_pod_ended(pod: "V1Pod") -> bool:
 def is_lost(pod: "V1Pod", now: datetime) -> bool:
     """Whether the deletion of a pod is overdue.
 
-    The deletion timestamp is the end of the grace period. A pod that outlives it is on a node whose kubelet is gone:
-    Kubernetes evicts it when its tolerations end, and nobody confirms the eviction.
+    The deletion timestamp is the end of the grace period. A pod that still exists later is on a node whose kubelet is gone:
+    Kubernetes evicts it when its tolerations expire, but the kubelet never confirms.
     """
     due = pod.metadata.deletion_timestamp
     return due is not None and now - due > LOST_AFTER
 
 
 def has_ended(job: "V1Job") -> bool:
-    """Whether a Job will start no further pod. Its workers have no second pod: a run is retried as another run."""
+    """Whether a Job will start no further pod; a run is retried as another run."""
     conditions = job.status.conditions or []
     if any(condition.type in ENDED_CONDITIONS and condition.status == "True" for condition in conditions):
         return True
@@ -72,7 +72,7 @@ def has_ended(job: "V1Job") -> bool:
 
 
 def end_reason(pod: "V1Pod") -> str:
-    """Why a pod ended, as Kubernetes reports it: evicted, preempted, out of memory, or its exit code."""
+    """Return why a pod ended: evicted, preempted, out of memory, or its exit code."""
     for condition in pod.status.conditions or []:
         if condition.type == "DisruptionTarget" and condition.status == "True":
             return f"its pod was evicted: {condition.message or condition.reason}"
@@ -92,7 +92,7 @@ def job_end_reason(job: "V1Job") -> str:
 
 
 def waiting_detail(pod: "V1Pod") -> str:
-    """What keeps a pod from starting: the scheduler's or the registry's words."""
+    """Return what keeps a pod from starting, as reported by scheduler or container runtime."""
     for container in pod.status.container_statuses or []:
         if waiting := container.state.waiting if container.state else None:
             return f"waits: {': '.join(filter(None, (waiting.reason, waiting.message)))}"

@@ -1,12 +1,12 @@
-"""What a launcher offers beyond Dagster's interface where run workers can be lost before they start."""
+"""Interface of launchers whose run workers can be lost before they start."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import dagster as dg
 
-# Dagster's run monitor checks the health of started runs alone. A run that is starting it only fails after a time limit,
-# although its worker may wait for an image, or be gone.
+# Dagster's run monitor checks the health of started runs only. A starting run only fails after a time limit, although its
+# worker may be waiting for an image, or be gone.
 
 
 class RecoverableWorkers(ABC):
@@ -14,8 +14,8 @@ class RecoverableWorkers(ABC):
 
     @abstractmethod
     def recover_start(self, run: dg.DagsterRun) -> None:
-        """Launch a run once more whose worker is missing; fail one whose worker ended before the run started."""
+        """Relaunch a run without worker; fail one whose worker ended before the run started."""
 
     @abstractmethod
     def remove_leftovers(self, is_over: Callable[[str], bool]) -> list[str]:
-        """Remove the workers of runs that are over, and return the ids of these runs."""
+        """Remove the workers of finished runs, and return the ids of these runs."""

@@ -1,7 +1,7 @@
-"""Dagster's SQLite storage as it is, but that it keeps its connections.
+"""Dagster's SQLite storage with persistent connections.
 
-Dagster makes an engine for each query, which compiles the statement anew, and closes the file behind it, so that SQLite
-writes its log back each time. On a laptop where nothing happened the daemon took a fifth of a processor for that.
+Dagster creates an engine per query, which compiles the statement again and closes the file, so that SQLite checkpoints its
+log each time. On an idle laptop the daemon took a fifth of a CPU for that.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,16 +18,16 @@ from dagster._serdes import ConfigurableClassData
 from sqlalchemy import Connection, Engine, create_engine
 
 BUSY_TIMEOUT_SECONDS = 60
-"""How long a statement waits for another process, which Dagster gives the event log alone."""
+"""How long a statement waits for another process's lock; Dagster sets this for the event log only."""
 
 
 def pooled_engine(address: str) -> Engine:
-    """SQLAlchemy's own pool for a file: a few connections, which a thread has for itself as long as it needs one."""
+    """Return an engine with SQLAlchemy's default connection pool."""
     return create_engine(address, connect_args={"timeout": BUSY_TIMEOUT_SECONDS})
 
 
 class PooledConnections:
-    """`connect` of a storage that has one file."""
+    """`connect` for a storage with a single file."""
 
     _conn_string: str
 
@@ -45,15 +45,15 @@ class PooledConnections:
 
 
 class PooledRunStorage(PooledConnections, SqliteRunStorage):  # type: ignore[misc]
-    """Runs, and the daemon's heartbeats."""
+    """Runs and daemon heartbeats."""
 
 
 class PooledScheduleStorage(PooledConnections, SqliteScheduleStorage):  # type: ignore[misc]
-    """Sensors, and each of their looks."""
+    """Sensors and their ticks."""
 
 
 class PooledEventLogStorage(SqliteEventLogStorage):  # type: ignore[misc]
-    """The file of all runs is kept; each run has one of its own, and there are many."""
+    """Keeps connections to the index file only; the files of runs are many."""
 
     @cached_property
     def _engine(self) -> Engine:
@@ -74,7 +74,7 @@ class PooledEventLogStorage(SqliteEventLogStorage):  # type: ignore[misc]
 
 
 class KeptSqliteStorage(DagsterSqliteStorage):  # type: ignore[misc]
-    """What `up` names in `dagster.yaml`. Configuration: `base_dir`, where Dagster's own has the same files."""
+    """The storage that `up` configures in `dagster.yaml`; has the same files as Dagster's own."""
 
     def __init__(self, base_dir: str, inst_data: ConfigurableClassData | None = None) -> None:
         self.base_dir = base_dir
@@ -82,7 +82,7 @@ class KeptSqliteStorage(DagsterSqliteStorage):  # type: ignore[misc]
         self._run_storage = PooledRunStorage.from_local(f"{base_dir}/history/")
         self._event_log_storage = PooledEventLogStorage(f"{base_dir}/history/runs/")
         self._schedule_storage = PooledScheduleStorage.from_local(f"{base_dir}/schedules")
-        DagsterStorage.__init__(self)  # not the next one's, which would open all files once more
+        DagsterStorage.__init__(self)  # skip the direct base class, which would open all files again
 
     @classmethod
     def from_config_value(cls, inst_data: ConfigurableClassData, config_value: Mapping[str, Any]) -> Self:

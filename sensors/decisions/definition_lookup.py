@@ -13,30 +13,30 @@ from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 
 
 def find_definition(context: dg.SensorEvaluationContext, kind: str, name: str) -> str:
-    """Its own definition where there is one, else the sandbox."""
+    """Return the name of the dataset's or model's own definition, else the sandbox."""
     assert context.repository_def is not None
     step = "version" if kind == "datasets" else "checkpoint"
     return name if context.repository_def.asset_graph.has(dg.AssetKey([kind, name, step])) else SANDBOX
 
 
 def find_version_definition(context: dg.SensorEvaluationContext, version: DatasetVersion) -> str:
-    """A definition is about the default organization's dataset of its name: no other's is checked by its rules."""
+    """Return the version's definition: definitions apply to datasets of the default organization only."""
     return find_definition(context, "datasets", version.name) if version.organization == DEFAULT_ORGANIZATION else SANDBOX
 
 
 def find_model_dataset(context: dg.SensorEvaluationContext, model: str) -> str | None:
-    """The dataset that a model's definition names; None where there is no such definition."""
+    """Return the dataset that a model's definition names, or None without a definition."""
     return read_definition_metadata(context, model, DATASET_METADATA)
 
 
 def find_model_recipe(context: dg.SensorEvaluationContext, model: str) -> str | None:
-    """The recipe that a model's definition names; None where there is no such definition."""
+    """Return the recipe that a model's definition names, or None without a definition."""
     return read_definition_metadata(context, model, RECIPE_METADATA)
 
 
 @dataclass(frozen=True)
 class DefinedModel:
-    """The part of a model's definition that a training job is planned with."""
+    """The part of a model's definition that planning a training job needs."""
 
     name: str
     dataset: str
@@ -44,7 +44,7 @@ class DefinedModel:
 
 
 def find_model(context: dg.SensorEvaluationContext, name: str) -> DefinedModel:
-    """Raises KeyError: the model has no definition."""
+    """Return a model's definition. Raises KeyError without one."""
     dataset, recipe = find_model_dataset(context, name), find_model_recipe(context, name)
     if dataset is None or recipe is None:
         raise KeyError(name)
@@ -52,12 +52,12 @@ def find_model(context: dg.SensorEvaluationContext, name: str) -> DefinedModel:
 
 
 def takes_defined_name(context: dg.SensorEvaluationContext, model: str, name: str) -> bool:
-    """Whether versions that a job of the sandbox makes under its name would be a defined model's, past its gate."""
+    """Whether a sandbox job's versions would belong to a defined model and bypass its gate."""
     return model == SANDBOX and name != SANDBOX and find_model_dataset(context, name) is not None
 
 
 def list_defined_models(context: dg.SensorEvaluationContext) -> list[str]:
-    """The names of all models that have a definition, as a user would write them."""
+    """Return the names of all models that have a definition, sorted."""
     assert context.repository_def is not None
     keys = [key.path for key in context.repository_def.asset_graph.get_all_asset_keys()]
     names = {path[1] for path in keys if len(path) == 3 and (path[0], path[2]) == ("models", "checkpoint")}
@@ -65,7 +65,7 @@ def list_defined_models(context: dg.SensorEvaluationContext) -> list[str]:
 
 
 def explain_undefined(context: dg.SensorEvaluationContext, model: str, others: Iterable[str] = ()) -> str:
-    """What to say of a model without a definition, or nothing. `others` are names that may have been meant besides."""
+    """Return the error for a model without a definition, or "". `others` are further suggestions."""
     if find_model_dataset(context, model) is not None:
         return ""
     meant = suggest_spelling(model, [*list_defined_models(context), *others])

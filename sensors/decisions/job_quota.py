@@ -23,20 +23,20 @@ def apply_quotas(
     active: Sequence[JobRecord],
     submitted: Collection[str] | None = None,
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Which of the jobs that could start wait for their organization's quota, and which never fit it, each with why.
+    """Return why jobs wait for their quota, and why others exceed it.
 
     Args:
         starting: queued jobs, oldest first.
         active: all jobs that run or are queued.
-        submitted: ids of the jobs in the queue of the backend, which counts their GPUs; None of one without a queue.
+        submitted: ids of jobs in the backend's queue, which counts their GPUs; None for a backend without a queue.
     """
     quotas = scheduler.quotas
     limited = [job for job in active if job.organization in quotas]
     if not limited:
         return {}, {}
-    # Where the machine has GPUs, a job that asks for none gets one all the same (`resources.compute.local.capacity`).
+    # On a machine with GPUs, a job that requests none still gets one (`resources.compute.local.capacity`).
     least = 1 if gpu_names(scheduler) else 0
-    recipe_named = cache(Recipe.named)  # a file is read and checked in milliseconds, and thousands of jobs may be queued
+    recipe_named = cache(Recipe.named)  # loading a recipe takes milliseconds, and thousands of jobs may be queued
     wanted = {job.id: max(count_requested_gpus(context, job, recipe_named), least) for job in limited}
     working = {*jobs_with_runs(context.instance), *(submitted or ())}
     never = {
@@ -51,12 +51,12 @@ def apply_quotas(
 
 
 def job_count_quotas(quotas: Mapping[str, Quota]) -> dict[str, Quota]:
-    """The quotas without their GPUs."""
+    """Return the quotas without their GPU limits."""
     return {organization: quota.model_copy(update={"max_gpus": None}) for organization, quota in quotas.items()}
 
 
 def count_requested_gpus(context: dg.SensorEvaluationContext, job: JobRecord, recipe_named: Callable[[str], Recipe]) -> int:
-    """On all nodes. None of a job whose recipe is not there: it fails as it is started, and says why."""
+    """Return the GPUs of all nodes; 0 if the recipe is missing, which fails later."""
     if job.type == COMMAND:
         asked = read_command(job)
         return count_gpus(asked.resources, asked.distributed)
@@ -70,7 +70,7 @@ def count_requested_gpus(context: dg.SensorEvaluationContext, job: JobRecord, re
 
 
 def jobs_with_runs(instance: dg.DagsterInstance) -> Collection[str]:
-    """The jobs that a run works for, or will: between its start and its first word, a job is still queued."""
+    """Return ids of jobs with an unfinished run; until it reports, the job stays queued."""
     runs = instance.get_runs(dg.RunsFilter(statuses=UNFINISHED))
     return {run.tags[PARTITION_TAG] for run in runs if PARTITION_TAG in run.tags}
 
@@ -82,12 +82,12 @@ def explain_quota_waits(
     quotas: Mapping[str, Quota],
     wanted: Mapping[str, int],
 ) -> dict[str, str]:
-    """Why each of the jobs waits that could start otherwise; those that may are not named. A pure function.
+    """Return why jobs wait for a quota, by job id; pure.
 
     Args:
         starting: queued jobs, oldest first.
         active: all jobs that run or are queued.
-        working: the ids of those that a run works for.
+        working: ids of the jobs that have a run.
         wanted: GPUs of each job of an organization with a quota.
     """
     used: dict[str, Usage] = {}

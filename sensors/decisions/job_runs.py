@@ -18,30 +18,31 @@ UNFINISHED = [*IN_PROGRESS, dg.DagsterRunStatus.CANCELING]
 
 
 def job_tag(job: JobRecord) -> str:
-    """The run tag with the job's id. A preparation has no partition."""
+    """Return the run tag that holds the job's id. A preparation has no partition."""
     return PREPARATION_TAG if job.type == PREPARATION else PARTITION_TAG
 
 
 def has_no_unfinished_run(instance: dg.DagsterInstance, job_id: str, tag: str = PARTITION_TAG) -> bool:
-    """Whether no run works for a job any more."""
+    """Whether no unfinished run works for a job."""
     return not instance.get_runs(dg.RunsFilter(tags={tag: job_id}, statuses=UNFINISHED), limit=1)
 
 
 def newest_run(instance: dg.DagsterInstance, job_id: str, resumed_at: int, tag: str = PARTITION_TAG) -> dg.DagsterRun | None:
-    """The newest, where it is of the time since the job was resumed last, in milliseconds; 0 where it never was."""
+    """Return the newest run if it began after `resumed_at`, in milliseconds (0: never resumed)."""
     records = instance.get_run_records(dg.RunsFilter(tags={tag: job_id}), limit=1)
     return next((record.dagster_run for record in records if begin_time(record) >= to_datetime(resumed_at)), None)
 
 
 def began_after(instance: dg.DagsterInstance, run: dg.DagsterRun, resumed_at: int) -> bool:
-    """Whether a run began to work no earlier than that."""
+    """Whether a run began no earlier than `resumed_at`."""
     record = instance.get_run_record_by_id(run.run_id)
     return record is not None and begin_time(record) >= to_datetime(resumed_at)
 
 
 def begin_time(record: dg.RunRecord) -> datetime:
-    """When a run began to work; of one that did not, when it was launched. One that somebody launched in the Dagster UI may
-    stand in the queue while its job is resumed: it then does what the job was resumed for.
+    """Return when a run started, or was launched if it has not started.
+
+    A run launched in the Dagster UI may be queued while its job is resumed: it then does the resumed work.
     """
     launched: datetime = record.create_timestamp.replace(tzinfo=UTC)
     return max(launched, datetime.fromtimestamp(record.start_time, UTC)) if record.start_time else launched

@@ -1,6 +1,6 @@
-"""Submit queued jobs to a backend that has a queue of its own, and decide which are admitted.
+"""Submit queued jobs to a backend with its own queue, and decide which are admitted.
 
-A job that waits there costs no run worker: its Dagster run starts at admission, and attaches.
+A job waiting there needs no run worker: its Dagster run starts at admission and attaches.
 """
 
 import time
@@ -24,7 +24,7 @@ from resources.settings.scheduler import Scheduler
 from sensors.decisions.definition_lookup import find_model
 
 SUBMISSION_SECONDS = 20
-"""Time of a sensor tick for submitting jobs."""
+"""Part of a sensor tick reserved for submitting jobs."""
 
 
 class Step(Enum):
@@ -36,14 +36,17 @@ class Step(Enum):
 
 
 def next_step(observed: Observation | None) -> Step:
-    """Decide by the backend's state of a job, None where it has none. Its run also reports an end that came before it."""
+    """Decide by the backend's state of a job; None if it was not submitted.
+
+    A job that already ended still gets its run, which reports the end.
+    """
     if observed is None:
         return Step.SUBMIT
     return Step.WAIT if observed.phase is Phase.PENDING else Step.RUN
 
 
 def describe_full(observed: Collection[Observation | None], scheduler: Scheduler) -> str:
-    """Why no further job is submitted, or nothing. Jobs that wait in the backend's queue take no place."""
+    """Return why no further job is submitted, or ""; queued jobs don't count."""
     phases = [each.phase for each in observed if each is not None]
     admitted = sum(phase not in (Phase.PENDING, Phase.SUCCEEDED, Phase.FAILED) for phase in phases)
     if admitted < scheduler.max_concurrent_jobs:
@@ -52,9 +55,9 @@ def describe_full(observed: Collection[Observation | None], scheduler: Scheduler
 
 
 def submit_jobs(context: dg.SensorEvaluationContext, jobs: Sequence[JobRecord], control_plane: ControlPlane) -> None:
-    """Plan the jobs and submit them to the backend, oldest first, as many as a tick has time for.
+    """Plan and submit jobs, oldest first, as many as a tick has time for.
 
-    Whatever goes wrong with one must not hold up the others; it is tried again at the next tick.
+    A failure of one job must not block the others; it is retried at the next tick.
     """
     deadline = time.monotonic() + SUBMISSION_SECONDS
     for job in jobs:
@@ -63,7 +66,7 @@ def submit_jobs(context: dg.SensorEvaluationContext, jobs: Sequence[JobRecord], 
         try:
             control_plane.compute.submit(plan_job(context, job, control_plane))
         except BadConfiguration as problem:
-            with suppress(HanzoError):  # somebody was faster, and others wait to be started
+            with suppress(HanzoError):  # ended concurrently; continue with the other jobs
                 control_plane.jobs.fail(job.id, str(problem))
         except Exception as error:
             context.log.exception(f"cannot submit job {job.id}")
@@ -71,7 +74,9 @@ def submit_jobs(context: dg.SensorEvaluationContext, jobs: Sequence[JobRecord], 
 
 
 def plan_job(context: dg.SensorEvaluationContext, job: JobRecord, control_plane: ControlPlane) -> Job:
-    """The document of a queued job. Its asset makes an equal one, because planning records what it resolves.
+    """Return the job document of a queued job.
+
+    The job's asset builds an equal one, because planning records what it resolves.
 
     Raises:
         BadConfiguration: the job cannot run as it was submitted; the message says why.

@@ -17,22 +17,22 @@ from resources.hpo.sweeps import SWEEP_KEY
 from resources.metadata.jobs import ACTIVE_STATUSES, JobRecord
 from sensors.decisions.job_runs import PARTITION_TAG, PRIORITY_TAG, began_after
 
-# Why the steps of a failed Dagster run ended, and the first message, read from the run's event log.
+# Why the steps of a failed Dagster run failed, with the first message, read from the run's event log.
 
 OUR_CLASS = re.compile(r"^(?:recipes|resources|hanzo_ml_assets)\.[\w.]+: ")
-"""Prefix of our own errors' messages in logs of releases that recorded no exit reason."""
+"""Prefix of our own error messages in logs of releases that recorded no exit reason."""
 
 
 @dataclass(frozen=True)
 class RunFailure:
-    """The exit reasons of a run's failed steps, and the cause in one line, with the run that has the whole log."""
+    """The exit reasons of a run's failed steps, and a one-line cause naming the run."""
 
     reasons: frozenset[ExitReason]
     cause: str
 
 
 def read_failure(instance: dg.DagsterInstance, run: dg.DagsterRun) -> RunFailure:
-    """Reads the run's log, which is too expensive for every sensor tick."""
+    """Read the run's log, which is too expensive for every sensor tick."""
     logs = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
     events = [entry.dagster_event for entry in logs if entry.dagster_event is not None]
     message = next(filter(None, map(failure_message, events)), "its worker died")
@@ -43,7 +43,7 @@ def read_failure(instance: dg.DagsterInstance, run: dg.DagsterRun) -> RunFailure
 
 
 def read_exit_reason(event: dg.DagsterEvent) -> ExitReason | None:
-    """The recorded exit reason; without one, that of the error's class. None where the log has no error."""
+    """Return the recorded exit reason, else that of the error's class, else None."""
     data = event.step_failure_data
     recorded = data.user_failure_data.metadata.get(EXIT_REASON) if data.user_failure_data is not None else None
     if recorded is not None and recorded.value in set(ExitReason):
@@ -52,7 +52,7 @@ def read_exit_reason(event: dg.DagsterEvent) -> ExitReason | None:
 
 
 def failure_message(event: dg.DagsterEvent) -> str:
-    """The failure's description; without one, the message of the error, or of the one that it wraps."""
+    """Return the failure's description, else the message of the innermost error."""
     data = event.step_failure_data
     if data.user_failure_data is not None and data.user_failure_data.description:
         return " ".join(data.user_failure_data.description.split())
@@ -67,12 +67,14 @@ RETRIES_TAG = "hanzo_ml/retries"
 MAX_RETRIES = 20
 FAILURE_REASON_TAG = "dagster/failure_reason"
 DATA_TAGS = (VERSION_TAG, ORGANIZATION_TAG, PREPARATION_TAG)
-"""Tags by which a run without a partition knows what it works on."""
+"""Tags by which a run without a partition finds its input."""
 
 
 def make_retry_request(run: dg.DagsterRun, *, made_progress: bool = False) -> dg.RunRequest:
-    """Programs go on from what is there, and work that is done is not done again. A run that `made_progress` is none of
-    those that failed in vain, which end at `MAX_RETRIES`.
+    """Request a new run of the same assets.
+
+    It resumes unfinished programs and skips finished work. `made_progress` resets the retry count, which ends at
+    `MAX_RETRIES`.
     """
     kept = {tag: run.tags[tag] for tag in (PRIORITY_TAG, *DATA_TAGS) if tag in run.tags}
     return dg.RunRequest(
@@ -92,7 +94,7 @@ def was_retried(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
 
 
 def can_retry_dead_worker(run: dg.DagsterRun) -> bool:
-    """Whether the run's worker died. An error of its own would only repeat itself."""
+    """Whether the run's worker died; an error in a step would only repeat itself."""
     died = run.tags.get(FAILURE_REASON_TAG) != "STEP_FAILURE"
     return died and bool(run.asset_selection) and count_retries(run) < MAX_RETRIES
 
@@ -102,7 +104,7 @@ def selected_steps(run: dg.DagsterRun) -> set[str]:
 
 
 def has_active_retry(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
-    """Whether a newer run does some of the same work, or any other run of it is still in progress."""
+    """Whether a newer run does some of the same work, or another one is unfinished."""
     works_on = {tag: run.tags[tag] for tag in (PARTITION_TAG, *DATA_TAGS) if tag in run.tags}
     if not works_on:
         return False
@@ -110,15 +112,15 @@ def has_active_retry(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
     return any(not each.is_finished for each in found) or any(each.run_id != run.run_id for each in found[:1])
 
 
-# Retry failed runs. A run that failed for infrastructure reasons is retried, any other marks its job as failed.
+# Retry failed runs: one that failed for infrastructure reasons is retried, any other marks its job as failed.
 #
 # The decision is stored once as a run tag, because reading the run's log on every sensor tick is expensive.
 
 RETRY_TAG = "hanzo_ml/again"
-"""Run tag with the decision, YES or NO, and the run that it is about: a run launched again in the Dagster UI inherits it."""
+"""Run tag with the decision, YES or NO, and its run id: a run relaunched in the Dagster UI inherits the tag."""
 YES, NO = "yes", "no"
 JOB_ASSETS = {"checkpoint", "command"}
-"""Assets whose runs work for a job; runs of other assets use what a job has made."""
+"""Assets whose runs work for a job; runs of other assets use a job's results."""
 EXPORT_ASSETS = {"merged", "gguf"}
 DOWNSTREAM_ASSETS = {"evaluation", "version", *EXPORT_ASSETS}
 DATASETS_PREFIX = "datasets"
@@ -126,18 +128,18 @@ DATASETS_PREFIX = "datasets"
 MAX_ERROR_RETRIES = 5
 IS_RETRIED = ", which is tried again"
 LOOK_BACK = timedelta(days=7)
-"""How long ago a run may have failed that is looked at: for as long the stack may have been down."""
+"""Older failed runs are ignored; covers as long an outage of the stack."""
 
 
 def is_retried(instance: dg.DagsterInstance, run: dg.DagsterRun, control_plane: ControlPlane) -> bool:
     """Whether a failed run is retried, decided at the first call.
 
-    The job is updated before the run is tagged: after a crash in between the same update is repeated, which changes nothing.
+    The job is updated before the run is tagged: after a crash in between, the same update is repeated without effect.
     """
     if known := stored_decision(run):
         return known == YES
     if has_active_retry(instance, run):
-        return False  # how that run ends is not known yet
+        return False  # the outcome of that run is not known yet
     again = False
     with suppress(HanzoError):  # the job was deleted; the other runs still need their decision
         again = decide_run(instance, run, control_plane)
@@ -146,20 +148,20 @@ def is_retried(instance: dg.DagsterInstance, run: dg.DagsterRun, control_plane: 
 
 
 def stored_decision(run: dg.DagsterRun) -> str:
-    """YES or NO; empty where this run has none yet. Tags of older releases hold no run id, and count for any run."""
+    """Return YES, NO or "" (undecided). Tags of older releases have no run id."""
     decision, _, run_id = str(run.tags.get(RETRY_TAG, "")).partition(" ")
     return decision if run_id in ("", run.run_id) else ""
 
 
 def is_given_up(record: dg.RunRecord, now: datetime) -> bool:
-    """Whether the work of a failed run is not tried again; False while that is undecided."""
+    """Whether a failed run will not be retried; False while undecided."""
     if now - record.update_timestamp.replace(tzinfo=UTC) > LOOK_BACK:
         return True
     return stored_decision(record.dagster_run) == NO
 
 
 def decide_run(instance: dg.DagsterInstance, run: dg.DagsterRun, control_plane: ControlPlane) -> bool:
-    """Whether a run is retried. Otherwise its job fails, unless that has ended already.
+    """Whether a run is retried; if not, its job fails, unless it has ended already.
 
     Raises:
         HanzoError: the job was deleted.
@@ -182,7 +184,7 @@ def decide_run(instance: dg.DagsterInstance, run: dg.DagsterRun, control_plane: 
 
 
 def fail_exports(job_id: str, failure: RunFailure, control_plane: ControlPlane) -> None:
-    """Mark the versions of a job as failed that still wait for their export: its worker may have died before it could."""
+    """Mark versions still awaiting their export as failed, as the worker may have died."""
     with control_plane.database.write() as connection:
         job = control_plane.jobs.get(job_id, connection)
         for version in control_plane.registry.list_by_run(job.organization, job_id, connection):
@@ -191,9 +193,9 @@ def fail_exports(job_id: str, failure: RunFailure, control_plane: ControlPlane) 
 
 
 def decide_for_job(instance: dg.DagsterInstance, run: dg.DagsterRun, job_id: str, control_plane: ControlPlane) -> bool:
-    """Decide about a run that works for a job; the job fails where the run is not retried.
+    """Decide about a run that works for a job; without a retry the job fails.
 
-    A run that failed before its job began has left it queued, and its run key is used up.
+    A run that failed before its job started left the job queued, and its run key is used up.
     """
     with control_plane.database.read() as connection:
         job = control_plane.jobs.get(job_id, connection)
@@ -202,7 +204,7 @@ def decide_for_job(instance: dg.DagsterInstance, run: dg.DagsterRun, job_id: str
         return False
     failure = read_failure(instance, run)
     again = may_retry(run, failure) or waits_for_store(job, failure)
-    if again and selected_steps(run) & JOB_ASSETS:  # until the retry follows the program, and reports what that waits for
+    if again and selected_steps(run) & JOB_ASSETS:  # until the retry follows the program and reports its progress
         control_plane.jobs.set_waiting_reason(job_id, f"its run failed: {failure.cause}{IS_RETRIED}", "running")
     if not again:
         control_plane.jobs.fail(job_id, f"its run failed: {failure.cause}")
@@ -216,17 +218,17 @@ def may_retry(run: dg.DagsterRun, failure: RunFailure) -> bool:
 def is_retryable(run: dg.DagsterRun, reason: ExitReason) -> bool:
     """Whether a failure for this reason is retried.
 
-    A training or a command was restarted by compute as often as it may be: its run is retried only where the failure was
-    outside the program. A training of weeks failed because the database was away as its end was recorded; and a sweep lost
-    trial after trial to a full store, and a trial cannot be resumed.
+    Compute restarts a training or a command by itself, up to its limit: its run is retried only for a failure outside the
+    program. Without this, weeks of training were lost to a database outage at the end, and a sweep lost trial after trial to
+    a full store, although trials cannot be resumed.
     """
     return reason.is_outside_program if selected_steps(run) & JOB_ASSETS else reason.is_infrastructure
 
 
 def waits_for_store(job: JobRecord, failure: RunFailure) -> bool:
-    """Whether a trial of a sweep keeps its place until its store is back, however long that takes.
+    """Whether a sweep trial keeps waiting for its store, however long the outage takes.
 
-    A failed trial cannot be resumed, but a waiting one is cancelled with its sweep. A store that refuses its keys is no
-    outage: a sweep waited for that until somebody cancelled it, and never said why.
+    A failed trial cannot be resumed, but a waiting one is cancelled with its sweep. A store that refuses its keys is not an
+    outage: a sweep waited for that until it was cancelled by hand, and never reported why.
     """
     return SWEEP_KEY in job.config and any(reason.is_store_outage for reason in failure.reasons)

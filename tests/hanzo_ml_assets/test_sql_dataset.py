@@ -115,8 +115,8 @@ def test_a_definition_with_a_query_that_is_no_good_fails_with_the_reason(server:
     [
         ({"sql": "SELECT 1"}, "sql and database belong together"),
         ({"database": "shop"}, "sql and database belong together"),
-        ({"sql": "SELECT 1", "database": "shop", "source": "a.jsonl"}, "no source and no format beside"),
-        ({"sql": "SELECT 1", "database": "shop", "format": "csv"}, "no source and no format beside"),
+        ({"sql": "SELECT 1", "database": "shop", "source": "a.jsonl"}, "cannot have source or format"),
+        ({"sql": "SELECT 1", "database": "shop", "format": "csv"}, "cannot have source or format"),
     ],
 )
 def test_a_definition_comes_from_one_place(definition: dict[str, str], told: str) -> None:

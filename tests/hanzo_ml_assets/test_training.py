@@ -75,7 +75,7 @@ def test_a_partition_named_as_a_run_of_another_model_does_not_take_that_run_up(h
         ensure_job("first", "ellarin-assistant", {}, control_plane)
         assert control_plane.jobs.read("first").config["model"] == "ellarin-assistant", again
     with pytest.raises(
-        dg.Failure, match="run first is of another job, 'ellarin-assistant': add a partition of another name"
+        dg.Failure, match="run first belongs to another job, 'ellarin-assistant': add a partition of another name"
     ):
         ensure_job("first", "sandbox", {}, control_plane)
     control_plane.database.close()
@@ -447,7 +447,7 @@ def test_what_a_click_left_open_is_said_before_anything_is_trained(home: Path, m
     sandbox = dry_run.load_definition("sandbox")
     for given, said in (
         ({"name": "../x", "dataset": "colours"}, "Invalid model name '../x'. Names cannot contain '/' or ':'."),
-        ({"name": "mine"}, "the sandbox has no dataset of its own: give `dataset` in the launchpad, to a new partition"),
+        ({"name": "mine"}, "the sandbox has no dataset of its own: set `dataset` in the launchpad of a new partition"),
         ({"name": "mine", "dataset": "colors"}, "there is no dataset 'colors'"),
     ):
         run_id = str(len(said))

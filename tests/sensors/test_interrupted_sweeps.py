@@ -136,7 +136,9 @@ def test_a_trial_that_was_stopped_early_is_trained_to_its_end_and_evaluated_wher
     stop_early(search, 0, 0.1)
     stopped = search.trials[0].job_id
     resume = partial(resume_job, house.plane.database, house.plane.store, stopped, Wish(), "ann")
-    with pytest.raises(HanzoError, match=f"of sweep '{search.id}', which goes on without it: resume it when that has ended"):
+    with pytest.raises(
+        HanzoError, match=f"of sweep '{search.id}', which continues without it: resume it when that has ended"
+    ):
         resume()
     if ends == "cancelled":
         search.cancel()

@@ -38,7 +38,7 @@ def test_an_image_of_one_s_own_is_refused_to_who_signs_in(signed_in: SignedIn) -
     """Its pods have the keys of the object store, which holds what every organization has."""
     job = {"name": "mine", "dataset": "d", "parameters": {"image": "me/mine:1"}}
     answer = signed_in.acme.admin.post("/v1/jobs", json=job)
-    assert (answer.status_code, "none may name where people sign in" in answer.text) == (403, True), answer.text
+    assert (answer.status_code, "not allowed where users sign in" in answer.text) == (403, True), answer.text
 
 
 def test_what_the_operator_wrote_into_a_recipe_is_everybody_s(tmp_path: Path) -> None:

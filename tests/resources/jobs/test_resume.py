@@ -103,8 +103,8 @@ def test_a_failed_job_is_queued_again_and_says_so(house: House) -> None:
 @pytest.mark.parametrize(
     ("status", "said"),
     [
-        ("running", "job 'j' is running: cancel it first, if it is to go on otherwise"),
-        ("completed", "job 'j' is completed, and what it trained is there: submit a new job to train otherwise"),
+        ("running", "job 'j' is running: cancel it first, to resume it with other settings"),
+        ("completed", "job 'j' is completed, and its model exists: submit a new job to train with other settings"),
     ],
 )
 def test_one_that_has_not_ended_or_ended_well_stays_as_it_is(house: House, status: str, said: str) -> None:
@@ -120,14 +120,14 @@ def test_a_sweep_goes_on_without_its_trial_which_goes_on_when_that_has_ended(hou
     house.submit(**{SWEEP_KEY: identifier})
     code, message = house.refusal()
     assert code is ErrorCode.RESOURCE_CONFLICT
-    assert f"is a trial of sweep '{identifier}', which goes on without it: resume it when that has ended" in message
+    assert f"is a trial of sweep '{identifier}', which continues without it: resume it when that has ended" in message
     cancel_sweep(house.database, house.store, identifier)
     assert house.resume().status == "queued"
 
 
 def test_a_preparation_is_asked_for_again(house: House) -> None:
     house.submit(PREPARATION)
-    assert "ask for it again" in house.refusal()[1]
+    assert "submit it again" in house.refusal()[1]
 
 
 def test_a_command_goes_on_as_it_is_or_not_at_all(house: House) -> None:
@@ -152,7 +152,7 @@ def test_a_step_without_a_checkpoint_is_told_those_there_are(house: House) -> No
         house.checkpoint(step)
     said = "there are checkpoints of steps 4, 20"
     assert house.refusal(resume_from=3)[1] == f"there is no checkpoint of step 3: {said}"
-    assert house.refusal(resume_from="best")[1] == f"no checkpoint was evaluated, so that none is the best: {said}"
+    assert house.refusal(resume_from="best")[1] == f"no checkpoint was evaluated, so there is no best one: {said}"
     assert house.jobs.read("j").status == "cancelled"
 
 

@@ -166,7 +166,7 @@ def test_a_job_of_a_definition_is_refused_by_the_recipe_of_its_newest_run(server
         post(server, f"/v1/runs/{first}/params", {"params": {"recipe": "zen-7b-full"}})
         message = post(server, "/v1/jobs", body, 400)["message"]
         assert "GiB of the" in message and "use recipe 'zen-7b-lora', which fits 1 x nvidia-a100-40gb" in message
-        assert "newest run of model 'big': give `recipe` if it has another by now" in message
+        assert "newest run of model 'big': set `recipe` if the definition changed" in message
         post(server, "/v1/jobs", {"name": "big", "model": "big"}, 201)
         post(server, "/v1/jobs", body | {"recipe": RECIPE}, 201)
         post(server, "/v1/jobs", body | {"model": "other"}, 201)

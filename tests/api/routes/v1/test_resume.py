@@ -43,7 +43,7 @@ def test_one_that_runs_or_waits_is_a_conflict(http: TestClient, cancelled: str) 
     assert answer(http)[0] == 200
     status, said = answer(http)
     assert (status, said["error_code"]) == (409, "RESOURCE_CONFLICT")
-    assert said["message"] == "job 'j' is queued: cancel it first, if it is to go on otherwise"
+    assert said["message"] == "job 'j' is queued: cancel it first, to resume it with other settings"
 
 
 def test_what_is_not_there_is_said(http: TestClient, settings: Settings, cancelled: str) -> None:
