@@ -1,4 +1,6 @@
-"""Sign in to the web UI with a cookie: browsers cannot send bearer tokens with pages.
+"""Sign in to the web UI with a cookie.
+
+Browsers cannot send a bearer token when they load a page.
 
 Browsers get the page in place of a refusal, so no route needs to be public. The token is sent once, in the header that every
 client uses; the cookie is inaccessible to scripts and to other sites, and accepted for reads only
