@@ -1,1 +1,4 @@
-"""The HTTP server: validate, call `resources`, answer. No state of its own, no Dagster, no machine learning library."""
+"""HTTP server: validate requests, call `resources`, respond.
+
+Holds no state and imports neither Dagster nor a machine learning library.
+"""

@@ -1,6 +1,6 @@
-"""The application: which routes there are, and the objects that they share.
+"""Build the application: its routes and the objects that they share.
 
-Adding routes is one line in `MLFLOW_ROUTERS` or `ROUTERS`. What does not belong here: how it is served (`server`).
+To add routes, add one line to `MLFLOW_ROUTERS` or `ROUTERS`. How the application is served belongs to `server`.
 """
 
 import logging
@@ -107,7 +107,7 @@ ROUTERS: tuple[Router, ...] = (
     events.router,
     audit.router,
     dataset_upload.router,
-    dataset_trace.router,  # before what takes any name below /v1/datasets
+    dataset_trace.router,  # before the routes that match any name below /v1/datasets
     datasets.router,
     datasets.edits,
     dataset_download.router,
@@ -130,19 +130,22 @@ ROUTERS: tuple[Router, ...] = (
     dagster.router,
     unsupported.router,
 )
-"""Served as they are."""
+"""Served without a prefix."""
 
 MLFLOW_PREFIXES = ("/api/2.0", "/ajax-api/2.0")
 MLFLOW_3_PREFIXES = ("/api/3.0", "/ajax-api/3.0")
 READERS = 8
-"""Threads for the calls of `api.fast_path.reads`: they take turns anyway, and each holds a connection while it reads."""
+"""Threads for the calls of `api.fast_path.reads`: more gain nothing, and each holds a connection while it reads."""
 
 NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
-"""FastAPI's own, for OpenTelemetry: it would look for a provider at every request."""
+"""Disables FastAPI's OpenTelemetry hooks, which would look up a provider for every request."""
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """The application over the settings' database and store. Connects to nothing before it is started."""
+    """Build the application over the settings' database and store.
+
+    It connects to nothing before it is started.
+    """
     database = Database(settings.database_url, settings.database.connect_seconds)
     store = Store(settings.store, settings.storage.variables)
     writer = RunWriter(database)
@@ -155,7 +158,7 @@ def create_app(settings: Settings) -> FastAPI:
             await run_in_threadpool(app.state.tracking.experiments.ensure_default)
             app.state.database_seen = True
         except SQLAlchemyError as error:
-            # /ready says so and tries again: a database that is late must not end this process.
+            # /ready reports it and retries: a late database must not end this process.
             log.warning("the metadata database does not answer yet: %s", error)
         stopped = threading.Event()
         start_upload_cleanup(settings.store, settings.storage.variables, stopped)
@@ -209,7 +212,7 @@ def create_app(settings: Settings) -> FastAPI:
 
 
 def protect(app: FastAPI, settings: Settings, database: Database, audit_log: AuditLog) -> None:
-    """Put what every request passes in front of an application that has all its routes, the innermost first."""
+    """Add the middleware of all requests, innermost first, to an application with all its routes."""
     routes = app.state.routes = Routes(app)
     registry = app.state.prometheus = CollectorRegistry()
     registry.register(DatabaseTotals(database, settings.store, settings.scheduler.gpu_types))

@@ -1,6 +1,6 @@
 """Background threads of a running server: remove abandoned uploads, keep the planner's statistics current.
 
-Nobody waits for either, and both may end at any moment.
+No request depends on either, and both may be interrupted at any moment.
 """
 
 import logging
@@ -20,13 +20,13 @@ from resources.metadata.database import Database, analyze_grown_tables
 log = logging.getLogger(__name__)
 
 PLANNER_CHECK_SECONDS = 5.0
-"""A check reads one row for each table: half a millisecond."""
+"""A check reads one row of each table: half a millisecond."""
 
 
 def start_upload_cleanup(address: StoreAddress, variables: Mapping[str, str], stopped: threading.Event) -> None:
     """Remove abandoned uploads now and each day until `stopped`.
 
-    Trainers are killed while a server runs for months, and each may leave a part of a checkpoint.
+    A server runs for months, and each trainer killed meanwhile may leave a part of a checkpoint.
     """
 
     def each_day() -> None:
@@ -56,7 +56,7 @@ def _remove_in_subprocess(address: StoreAddress, variables: Mapping[str, str]) -
 
 
 def start_table_analysis(database: Database, stopped: threading.Event) -> None:
-    """Analyze tables that grow fast, for PostgreSQL's planner, until `stopped`. Does nothing over SQLite."""
+    """Analyze fast-growing tables for PostgreSQL's planner until `stopped`. Does nothing with SQLite."""
     if database.engine.dialect.name == "postgresql":
         threading.Thread(target=_analyze_until_stopped, args=(database, stopped), daemon=True).start()
 
@@ -66,5 +66,5 @@ def _analyze_until_stopped(database: Database, stopped: threading.Event) -> None
         try:
             if grown := analyze_grown_tables(database):
                 log.info("analyzed %s", ", ".join(grown))
-        except SQLAlchemyError as error:  # it is away, and whoever asks it something says so
+        except SQLAlchemyError as error:  # the database is unavailable, which requests report
             log.debug("tables could not be analyzed: %s", error)

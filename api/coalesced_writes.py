@@ -1,7 +1,7 @@
 """Send response head and body in one system call; accept websockets at one path.
 
-uvicorn writes them separately and uvloop flushes each write, which costs a second packet and wakes the client twice, for a
-two-byte body where a metric is logged.
+uvicorn writes them separately and uvloop flushes each write, which costs a second packet and wakes the client twice, for the
+two-byte response to a logged metric.
 """
 
 import asyncio
@@ -15,13 +15,13 @@ RAW_SOCKET_PATH = SOCKET_PATH.encode()
 
 
 class CoalescingHttpProtocol(HttpToolsProtocol):
-    """uvicorn's protocol over a coalescing transport."""
+    """uvicorn's HTTP protocol over a coalescing transport."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(CoalescingTransport(transport, self.loop))
 
     def _should_upgrade(self) -> bool:
-        # Asked only of requests with the header Upgrade. On any other path they stay what they were, HTTP requests.
+        # Called only for requests with an Upgrade header. On other paths the header is ignored.
         return self.url.partition(b"?")[0] == RAW_SOCKET_PATH and super()._should_upgrade()
 
     def handle_websocket_upgrade(self) -> None:
@@ -31,7 +31,10 @@ class CoalescingHttpProtocol(HttpToolsProtocol):
 
 
 class CoalescingTransport(asyncio.Transport):
-    """Holds one write until the next, but not beyond this turn of the event loop. It has what an HTTP protocol uses."""
+    """Holds one write until the next, at most for one turn of the event loop.
+
+    It implements only what an HTTP protocol uses.
+    """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
@@ -48,7 +51,7 @@ class CoalescingTransport(asyncio.Transport):
             self._transport.writelines([pending, data])
 
     def detach(self) -> asyncio.Transport:
-        """The transport below, for another protocol, once what is pending is written."""
+        """Flush, then return the underlying transport for another protocol."""
         self._flush()
         return self._transport
 

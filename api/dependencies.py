@@ -1,6 +1,6 @@
-"""What an endpoint may ask for: the objects that the application holds, and who is calling.
+"""Dependencies of endpoints: the objects of the application, and the caller.
 
-All are `async` though none waits: FastAPI calls plain functions in a thread each, which costs more than what they do.
+All are `async` though none waits: FastAPI runs plain functions in a thread each, which costs more than their work.
 """
 
 from typing import Annotated
@@ -72,7 +72,7 @@ async def verified_files(request: Request) -> VerifiedFiles:
 
 
 async def caller(request: Request) -> Caller:
-    # Access control puts it there, also without sign-in. Without access control the call fails.
+    # Set by access control, also without sign-in. Without access control the call fails.
     found: Caller = request.state.caller
     return found
 

@@ -1,4 +1,7 @@
-"""Every error as MLflow's `{"error_code", "message"}`: one line that says what to do, no stack, no SQL, no server path."""
+"""Answer every error as MLflow's `{"error_code", "message"}`.
+
+A message is one line that says what to do, without a stack trace, SQL or a path of the server.
+"""
 
 import json
 import logging
@@ -26,7 +29,7 @@ log = logging.getLogger(__name__)
 CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
 SEE_DOCS = "See the API docs for more information about request parameters."
 RECIPE_BODY, COMMAND_BODY = "job with a recipe", "job with a command"
-"""What pydantic is told to call the two bodies of `POST /v1/jobs`."""
+"""Names of the two bodies of `POST /v1/jobs` in pydantic's error locations."""
 CODES_BY_STATUS = {
     403: ErrorCode.PERMISSION_DENIED,
     404: ErrorCode.ENDPOINT_NOT_FOUND,
@@ -35,7 +38,7 @@ CODES_BY_STATUS = {
 
 
 class ErrorBody(BaseModel):
-    """Every error's answer."""
+    """The response body of every error."""
 
     error_code: str
     message: str
@@ -45,18 +48,18 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorBody, "description": "the request is refused; the message says what to do"},
     "5XX": {"model": ErrorBody, "description": "the server cannot do it, or not now"},
 }
-"""What each route may answer besides what it is there for."""
+"""Error responses of every route, for the OpenAPI document."""
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Give the application its one way to answer errors."""
+    """Register the handlers of all errors."""
     for kind, answer in HANDLERS.items():
         app.add_exception_handler(kind, answer)
     app.add_exception_handler(Exception, internal_error)
 
 
 def response_to_error(error: Exception, request: Request) -> JSONResponse:
-    """What an installed application answers, for who stands in front of it. An error that nobody expects is raised again."""
+    """Return the response to an error, for middleware; raise an unexpected error again."""
     for kind in type(error).__mro__:
         if kind in HANDLERS:
             return HANDLERS[kind](request, error)
@@ -64,19 +67,22 @@ def response_to_error(error: Exception, request: Request) -> JSONResponse:
 
 
 def public_message(request: Request, error: Exception) -> str:
-    """What the answer to an error says, for who answers in a form of his own. What nobody expects is in the server's log."""
+    """Return the message for an error, for routes with their own response format.
+
+    Details of an unexpected error go to the server's log only.
+    """
     answer = next((HANDLERS[kind] for kind in type(error).__mro__ if kind in HANDLERS), internal_error)(request, error)
     return str(json.loads(bytes(answer.body))["message"])
 
 
 def error_response(code: ErrorCode, message: str, status: int | None = None) -> JSONResponse:
-    # A message quotes what it was sent, and stays one line in whatever log it ends.
+    # A message quotes parts of the request, and must stay one line in any log.
     line = CONTROL_CHARACTERS.sub(lambda found: repr(found[0])[1:-1], message)
     return JSONResponse({"error_code": code.value, "message": line}, status or HTTP_STATUS[code])
 
 
 def method_not_allowed(message: str, methods: Iterable[str]) -> JSONResponse:
-    """There is something at the path, which takes these methods."""
+    """Return a 405 that lists the methods which the path accepts."""
     answer = error_response(ErrorCode.ENDPOINT_NOT_FOUND, message, 405)
     answer.headers["Allow"] = ", ".join(methods)
     return answer
@@ -103,7 +109,7 @@ def _http(request: Request, error: Exception) -> JSONResponse:
     code = CODES_BY_STATUS.get(error.status_code)
     if code is ErrorCode.ENDPOINT_NOT_FOUND:
         message = no_such_route(request.method, request.url.path).message
-        if error.status_code == 405:  # what Starlette would say is of the first route at the path alone
+        if error.status_code == 405:  # Starlette would list only the methods of the first route at the path
             return method_not_allowed(message, request.app.state.routes.allowed_methods(request.scope["path"]))
     else:
         message = str(error.detail)
@@ -168,7 +174,7 @@ HANDLERS: dict[type, Callable[[Request, Exception], JSONResponse]] = {
 
 
 def first_problem(problems: Sequence[Any], kind: Any = None, body: Any = None) -> str:
-    """The first problem of a request with a body of that type, in MLflow's words where it has any."""
+    """Return the message for a request's first problem, in MLflow's words where possible."""
     problem = problems[0]
     location = problem["loc"][1:]
     if isinstance(body, dict | list) and problem["loc"][0] == "body":
@@ -198,7 +204,7 @@ def first_problem(problems: Sequence[Any], kind: Any = None, body: Any = None) -
 
 
 def body_location(body: Any, location: Sequence[Any]) -> Iterator[str | int]:
-    """The keys and places of a JSON body in a `loc` of pydantic, which has its own names of a union's members in between."""
+    """Yield the keys and indexes of a pydantic `loc`, without names of union members."""
     for part in location:
         if (isinstance(body, dict) and part in body) or (isinstance(body, list) and isinstance(part, int)):
             body = body[part]
@@ -206,7 +212,7 @@ def body_location(body: Any, location: Sequence[Any]) -> Iterator[str | int]:
 
 
 def parameter_path(location: Sequence[str | int]) -> str:
-    """`("metrics", 0, "value")` as `metrics[0].value`; pydantic's names of a union's members are left out."""
+    """Format `("metrics", 0, "value")` as `metrics[0].value`, without pydantic's names of union members."""
     path = ""
     for part in location:
         if part in ("float", "constrained-str", RECIPE_BODY, COMMAND_BODY):
@@ -223,7 +229,10 @@ def abbreviated(value: Any) -> str:
 
 
 class UnhandledErrors:
-    """ASGI middleware: an exception becomes a 500, unless an answer has begun, which only a cut connection can end."""
+    """ASGI middleware: turn an exception into a 500.
+
+    Once a response has begun, the exception is raised again, so that the server closes the connection.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

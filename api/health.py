@@ -25,12 +25,12 @@ from resources.metadata.migrate import Revision, create_if_missing
 from resources.metadata.tracking.tracking import Tracking
 from resources.object_store.health import find_store_problem
 
-# What MLflow's clients ask about the server before they choose how to talk to it. Served below /api/3.0 too.
+# MLflow's clients read this before they choose a protocol. Served below /api/3.0 too.
 
 server_info_router = Router("/mlflow", tag="mlflow", strict=False)
 
 MLFLOW_API_VERSION = "3.17.2"
-"""The release whose REST API this is: clients compare it with the releases that brought a feature."""
+"""The MLflow release whose REST API this server implements: clients enable features by it."""
 
 
 @server_info_router.get("/server-info", Permission.SERVER_READ, allows_jobs=True)
@@ -39,17 +39,17 @@ def server_info(settings: SettingsDep) -> TypedResponse[responses.ServerInfoAnsw
         store_type="SqlStore",
         workspaces_enabled=False,
         trace_archival_enabled=False,
-        # Downloads never: every one would go past this server, and only some clients reach the S3 server.
+        # Downloads never: each would bypass this server, and not every client can reach the S3 server.
         multipart_uploads_enabled=bool(settings.storage.endpoint and settings.storage.public_endpoint),
         multipart_downloads_enabled=False,
-        # That the endpoint takes such requests, as in MLflow; whether it can sign for a file, it says itself.
+        # The endpoint accepts such requests, as in MLflow; its response says whether it can sign for a file.
         presigned_upload_run_id_supported=True,
         presigned_upload_model_id_supported=True,
         features_enabled={"gateway": False},
     )
 
 
-# Health checks: /alive, /ready and /health, which need no sign-in, and /version (rows V1, V7).
+# Health checks: /alive, /ready and /health, which need no sign-in, and /version.
 
 
 class Alive(TypedDict):
@@ -57,7 +57,7 @@ class Alive(TypedDict):
 
 
 class Ready(TypedDict):
-    """`ready` where every part answers."""
+    """`ready` if every part answers."""
 
     ready: bool
     database: bool
@@ -69,16 +69,16 @@ log = logging.getLogger(__name__)
 router = Router(tag="health", strict=False)
 
 PROBE_TIMEOUT_SECONDS = 4.0
-"""Kubernetes waits for 5 s, as `deploy/` has it."""
+"""Below the 5 s for which Kubernetes waits (`deploy/`)."""
 ABANDON_SECONDS = 60.0
-"""After which a question is given up that nothing came of: what it hangs on may be gone, and its successor be well."""
+"""When a pending check is abandoned: its connection may be dead while a new one would work."""
 
 
 class Probe:
-    """One question, pending by one thread at a time: those who ask meanwhile wait for the same answer.
+    """A health check that never runs twice at once: concurrent callers share its result.
 
     Args:
-        ask: whether it answers; what it raises, `answers` raises.
+        ask: returns whether the part answers; `answers` raises its exceptions.
     """
 
     def __init__(self, ask: Callable[[], bool], wait: float = PROBE_TIMEOUT_SECONDS) -> None:
@@ -88,10 +88,10 @@ class Probe:
         self._pending_since = 0.0
 
     async def answers(self) -> bool:
-        """False also where it did not say so in time."""
+        """Return the result of the check, or False if it takes too long."""
         if self._pending is None or self._pending.done() or time.monotonic() > self._pending_since + ABANDON_SECONDS:
             self._pending, self._pending_since = Future(), time.monotonic()
-            # A daemon: the end of the process waits for no answer.
+            # A daemon thread: the process can end while a check hangs.
             Thread(target=_run_check, args=(self._ask, self._pending), name="probe", daemon=True).start()
         pending = asyncio.wrap_future(self._pending)
         done, _ = await asyncio.wait([pending], timeout=self._wait)
@@ -112,7 +112,7 @@ async def alive() -> TypedResponse[Alive]:
 
 @router.get("/ready", PUBLIC, head=True, also=AlsoAnswers(503, "which part does not answer", Ready))
 async def ready(request: Request) -> TypedResponse[Ready]:
-    """Answered in a few seconds, whatever hangs."""
+    """Report which parts answer, within a few seconds even if one hangs."""
     probes: dict[str, Probe] = request.app.state.probes
     answers = await asyncio.gather(*(probe.answers() for probe in probes.values()))
     parts = dict(zip(probes, answers, strict=True))
@@ -129,12 +129,12 @@ async def health() -> PlainTextResponse:
 
 @router.get("/version", Permission.SERVER_READ, allows_jobs=True, produces="text/plain", head=True)
 def version() -> PlainTextResponse:
-    """MLflow's release, because MLflow's clients ask: with their token, so it is no exception (checklist Z21)."""
+    """Return MLflow's release for MLflow's clients; they send their token, so it requires sign-in."""
     return PlainTextResponse(MLFLOW_API_VERSION)
 
 
 def make_probes(app: FastAPI, tracking: Tracking, database: Database, store: Store) -> dict[str, Probe]:
-    """What `/ready` asks. The application remembers whether its database was ever there."""
+    """Make the checks of `/ready`. The application remembers whether it ever reached its database."""
 
     def ask_database() -> bool:
         answers = is_database_ready(tracking, database, is_new=not app.state.database_seen)
@@ -145,7 +145,10 @@ def make_probes(app: FastAPI, tracking: Tracking, database: Database, store: Sto
 
 
 def is_database_ready(tracking: Tracking, database: Database, *, is_new: bool) -> bool:
-    """One that this server has not seen yet gets its tables, where it has none. One that lost them is not to look whole."""
+    """Check the database; create the tables of an empty one on first sight.
+
+    A database that lost its tables later is reported, not recreated.
+    """
     try:
         try:
             tracking.experiments.ensure_default()

@@ -1,15 +1,14 @@
-"""Idempotency keys: a call that is sent again with the same `Idempotency-Key` header makes nothing more.
+"""Idempotency keys: repeating a call with the same `Idempotency-Key` header creates nothing new.
 
-The header is that of IETF draft-ietf-httpapi-idempotency-key-header.
+The header follows IETF draft-ietf-httpapi-idempotency-key-header.
 
-`hanzo_ml` sends one with `runs/create`, and each `POST` of `/v1` takes one that starts work, as a job or a sweep: started
-twice it trains twice. To resume or to cancel a job is known by the job: sent again it is refused.
+`hanzo_ml` sends one with `runs/create`, and each `POST` of `/v1` that starts work, such as a job or a sweep, accepts one:
+started twice, it would train twice. Resuming and cancelling a job need no key: a repeated call is refused.
 
-MLflow's protocol has none, and two equal requests may well be meant: the processes of a sweep begin runs in one millisecond,
-and to register a run's files twice makes two versions. So a retry of MLflow's own clients whose answer was lost is a call of
-its own, as on MLflow's server: a second run, or a second version; of a registered model, which has been made already,
-RESOURCE_ALREADY_EXISTS, with which `mlflow.register_model` goes on. Metrics, params and tags are known by what they are:
-sent again they change nothing.
+MLflow's protocol has no keys, and two equal requests may be intended: processes of a sweep create runs within one
+millisecond, and registering a run's files twice creates two versions. So when a response is lost and MLflow's own client
+retries, it creates a second run or version, as on MLflow's server. A registered model exists by then and gives
+RESOURCE_ALREADY_EXISTS, which `mlflow.register_model` handles. Logging metrics, params and tags is idempotent.
 """
 
 import hashlib
@@ -31,19 +30,25 @@ IdempotencyKey = Annotated[
 
 
 def run_id_from_key(key: str, caller: Caller) -> str:
-    """The id of the run that a caller makes with a key. Nobody else has it, and nobody can choose it."""
+    """Return the id of the run that a caller creates with a key.
+
+    Ids of different callers never collide, and no caller can choose one.
+    """
     return hashlib.sha256(repr((caller.organization, caller.user_id, key)).encode()).hexdigest()[:32]
 
 
 def sweep_id_from_key(key: str, caller: Caller) -> str:
-    """The same of a sweep, whose key may be that of a run too."""
+    """Return the id of a sweep; its key may equal that of a run."""
     return run_id_from_key(f"sweep {key}", caller)
 
 
 async def job_id_from_key(request: Request, caller: CallerDep, idempotency_key: IdempotencyKey = None) -> str | None:
-    """The same of a job, whose key may be that of a call to another path too; None without one."""
+    """Return the id of a job, None without a key.
+
+    The same key used on another path gives another id.
+    """
     return run_id_from_key(f"{request.url.path} {idempotency_key}", caller) if idempotency_key else None
 
 
 JobIdFromKey = Annotated[str | None, Depends(job_id_from_key)]
-"""The id that a job has which a call starts; any where it is None."""
+"""Id for the job that the call starts; None for a random one."""

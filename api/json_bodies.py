@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 
 from resources.errors import invalid
 
-# How a request body becomes a value: strict JSON, then a model that ignores what it does not know, as MLflow's does.
+# Parse request bodies: strict JSON, then a model that ignores unknown fields, as MLflow does.
 
 NumberText = Annotated[str, Field(pattern=r"^([-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|NaN|[-+]?Infinity)$", max_length=400)]
 Number = Annotated[float, Strict()] | NumberText
@@ -33,20 +33,22 @@ class Body(BaseModel):
 
 
 def parse_json(body: bytes) -> Any:
-    """The JSON of a body. Old clients encode theirs twice: a text is decoded once more, as in MLflow's own server.
+    """Parse the JSON of a body.
+
+    Old clients encode theirs twice: a string is decoded once more, as in MLflow's own server.
 
     Raises:
-        ValueError, RecursionError: it is none, or has a bare NaN.
+        ValueError, RecursionError: the body is not JSON, or contains a bare NaN.
     """
     value = pydantic_core.from_json(body.removeprefix(codecs.BOM_UTF8), allow_inf_nan=False)
     return pydantic_core.from_json(value, allow_inf_nan=False) if isinstance(value, str) else value
 
 
 def proto_fields(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a message by their names in MLflow's protocol: protobuf's JSON spells `run_id` as `runId` too.
+    """Return a message's fields by their protocol names: protobuf's JSON also allows `runId`.
 
     Raises:
-        HanzoError: a field is there in both spellings: whoever checks the one must not act on the other.
+        HanzoError: a field occurs in both spellings, so that a check could read one and the endpoint the other.
     """
     fields: dict[str, Any] = {}
     for given, value in message.items():
@@ -58,7 +60,7 @@ def proto_fields(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_proto_names(value: Any) -> Any:
-    """The same with all messages in it."""
+    """Convert the field names of a JSON value at every depth."""
     if isinstance(value, list):
         return [with_proto_names(each) for each in value]
     return (
@@ -67,7 +69,7 @@ def with_proto_names(value: Any) -> Any:
 
 
 class StrictRequest(Request):
-    """A request whose body is JSON as RFC 8259 has it: a bare NaN is an error, not 0.0."""
+    """A request with a strict JSON body (RFC 8259): a bare NaN is an error."""
 
     async def json(self) -> Any:
         body = await self.body()
@@ -77,8 +79,9 @@ class StrictRequest(Request):
             raise json.JSONDecodeError(str(error)[:200], "", 0) from None
 
     async def query_in_body(self) -> dict[str, Any]:
-        """What a GET request without a query asks in its body, as MLflow's own server takes it too; nothing where it asks
-        nothing.
+        """Return the parameters in a GET request's body; empty without one.
+
+        MLflow's own server accepts them there too.
         """
         if not await self.body():
             return {}
@@ -90,7 +93,7 @@ class StrictRequest(Request):
 
 
 def as_query_string(body: Mapping[str, Any]) -> bytes:
-    """The same question as a query string."""
+    """Encode parameters of a body as a query string."""
     plain = {name: value for name, value in body.items() if value is not None}
     return urlencode({name: query_value(value) for name, value in plain.items()}, doseq=True).encode()
 
@@ -102,7 +105,7 @@ def query_value(value: Any) -> Any:
 
 
 class StrictRoute(APIRoute):
-    """A route that reads its body through `StrictRequest`. Give it to a router as `route_class`."""
+    """A route that reads its body through `StrictRequest`. Pass it to a router as `route_class`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -116,33 +119,33 @@ class StrictRoute(APIRoute):
         return handle_strictly
 
 
-# JSON responses that know the type of their body.
+# Typed JSON responses.
 #
-# An endpoint that returns `TypedResponse[T]` declares its response type by that, to mypy and to the OpenAPI document.
+# Returning `TypedResponse[T]` declares an endpoint's response type to mypy and to the OpenAPI document.
 
 T = TypeVar("T")
 
 
 class Deleted(TypedDict):
-    """`deleted` is what it was called."""
+    """`deleted` is the name or id of the deleted object."""
 
     deleted: str
 
 
 class TypedResponse(Response, Generic[T]):
-    """A response whose body is the JSON of a T."""
+    """A JSON response with a body of type T."""
 
     media_type = "application/json"
 
 
 def json_response(content: T, status_code: int = 200) -> TypedResponse[T]:
-    """The JSON of a TypedDict, a dataclass or a Pydantic model, and of what such contain. NaN is an error."""
+    """Encode nested TypedDicts, dataclasses and Pydantic models as JSON. NaN is an error."""
     text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=as_json)
     return TypedResponse(text.encode(), status_code)
 
 
 def as_json(value: Any) -> Any:
-    """A value of a type that `json` does not know as one that it does."""
+    """Convert a value of a type that `json` does not support."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     if is_dataclass(value) and not isinstance(value, type):

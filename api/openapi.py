@@ -1,6 +1,6 @@
 """The OpenAPI document: FastAPI describes requests, the declarations of routes describe responses.
 
-It is completed when it is first asked for, so that no start waits for it. A response type is whatever an endpoint returns: a
+It is completed on the first request for it, so that it delays no start. The response type is the endpoint's return type: a
 TypedDict of `api.schemas`, or a dataclass or Pydantic model of `resources`.
 """
 
@@ -49,9 +49,9 @@ SCHEMA_NAMES = {
     "resources.replay.verdict.Verdict": "ReplayVerdict",
     "resources.datasets.check_verdicts.Verdict": "CheckVerdict",
 }
-"""Public names of types that have another one in the code: generated clients use them, so they outlive a renaming."""
+"""Public names of types that are named differently in the code: generated clients use them, so they survive renaming."""
 REQUEST_SCHEMA_NAMES = {
-    "Bounds": "ColumnBounds",  # of numbers in a column: an estimate's were published as Bounds first
+    "Bounds": "ColumnBounds",  # of a numeric column: the bounds of an estimate were published as Bounds first
     "api__routes__mlflow__logged_models__Pair": "api__mlflow__logged_models__Pair",
     "api__routes__mlflow__run_logging__Pair": "api__mlflow__metrics__Pair",
 }
@@ -59,7 +59,7 @@ REQUEST_SCHEMA_NAMES = {
 
 
 class DescribedApplication(FastAPI):
-    """An application whose document says what is answered, with what type and of what form."""
+    """An application whose OpenAPI document includes the types and media types of responses."""
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
@@ -68,7 +68,7 @@ class DescribedApplication(FastAPI):
 
 
 def complete_document(app: FastAPI, document: dict[str, Any]) -> None:
-    """Add to a document of FastAPI's, in place, what each route answers."""
+    """Add the responses of every route to FastAPI's document, in place."""
     rename_request_schemas(document)
     described = list(described_routes(app, document))
     types = [kind for _, kinds, _ in described for kind in kinds]
@@ -81,7 +81,7 @@ def complete_document(app: FastAPI, document: dict[str, Any]) -> None:
 def described_routes(
     app: FastAPI, document: dict[str, Any]
 ) -> Iterator[tuple[dict[str, Any], tuple[Any, ...], Declaration]]:
-    """Of each route in the document its responses, the types of their JSON and its declaration."""
+    """Yield the responses, JSON types and declaration of each route in the document."""
     for context in iter_route_contexts(app.routes):
         declared = find_declaration(app, context)
         operations = document["paths"].get(without_convertors(str(context.path)), {})
@@ -92,12 +92,12 @@ def described_routes(
 
 
 def without_convertors(template: str) -> str:
-    """`/{path:path}` as `/{path}`, which the document has."""
+    """Convert `/{path:path}` to `/{path}`, as in the document."""
     return re.sub(r"\{(\w+):\w+\}", r"{\1}", template)
 
 
 def response_types(route: Any, declared: Declaration) -> tuple[Any, ...]:
-    """What an endpoint is annotated to answer with as JSON: nothing, a type, or one of several."""
+    """Return the JSON types that an endpoint is annotated to return."""
     if declared.response is not None:
         return tuple(map(import_type, declared.response.split(" | ")))
     returned = get_type_hints(route.endpoint).get("return")
@@ -120,8 +120,8 @@ def import_type(name: str) -> Any:
 def describe_responses(
     responses: dict[str, Any], kinds: tuple[Any, ...], declared: Declaration, schemas: dict[Any, dict[str, Any]]
 ) -> None:
-    """Complete what one route answers."""
-    for status in ("4XX", "5XX"):  # whatever type the route itself has
+    """Complete the responses of one route."""
+    for status in ("4", "5XX"):  # JSON, for any media type of the route
         [described] = responses[status]["content"].values()
         responses[status]["content"] = {JSON: described}
     success = next((status for status in responses if status.startswith("2")), "200")
@@ -139,7 +139,7 @@ def describe_responses(
 
 
 def build_schemas(types: list[Any]) -> tuple[dict[Any, dict[str, Any]], dict[str, dict[str, Any]]]:
-    """The schema of each type, and the components that they refer to, by their names."""
+    """Build the schema of each type, and the components that these refer to, by name."""
     inputs = [(kind, "serialization", TypeAdapter(kind)) for kind in dict.fromkeys(types)]
     schemas, components = TypeAdapter.json_schemas(
         inputs,  # type: ignore[arg-type]  # a Literal of a list's element
@@ -164,7 +164,7 @@ def rename_request_schemas(document: dict[str, Any]) -> None:
 
 
 def replace_references(part: Any, schemas: Mapping[str, Any]) -> None:
-    """Put schemas in the place of references to them."""
+    """Replace references by schemas, in place."""
     if isinstance(part, dict):
         if (schema := schemas.get(part.get("$ref", ""))) is not None:
             del part["$ref"]
@@ -180,7 +180,7 @@ EMPTY: dict[Any, Any] = {"string": "", "integer": 0, "array": [], "object": {}}
 
 
 class ResponseSchemas(GenerateJsonSchema):
-    """Schemas of what is sent: every field that a type has is there, no other, and none has a default."""
+    """Generates response schemas: every field is required, no others exist, none has a default."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -212,7 +212,7 @@ class ResponseSchemas(GenerateJsonSchema):
         return closed_object(super().model_schema(schema), schema["cls"])
 
     def typed_dict_field_schema(self, schema: core_schema.TypedDictField) -> JsonSchemaValue:
-        """A field that may be left out is empty then, as in protobuf's JSON."""
+        """Default an optional field to its empty value, as in protobuf's JSON."""
         found = super().typed_dict_field_schema(schema)
         kind = found.get("type")
         return found if schema.get("required", True) or kind not in EMPTY else {**found, "default": EMPTY[kind]}
@@ -228,7 +228,7 @@ class ResponseSchemas(GenerateJsonSchema):
 
 
 def closed_object(schema: JsonSchemaValue, kind: type | None) -> JsonSchemaValue:
-    """An object with the fields of its type alone, under its public name."""
+    """Close an object schema to additional fields, and title it with its public name."""
     if kind is None:
         return schema
     title = SCHEMA_NAMES.get(f"{kind.__module__}.{kind.__qualname__}", kind.__name__)

@@ -26,17 +26,20 @@ from resources.compute.local import capacity
 from resources.metadata.database import Database
 from resources.monitoring.usage_totals import DURATION_BUCKETS, Durations, Labels, Totals, read_totals
 
-# How long requests take, by route (rows V4, V6).
+# Request durations by route.
 
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-"""Upper ends in seconds; one more bucket has no end."""
+"""Upper bounds in seconds; one more bucket is unbounded."""
 CELLS_PER_ENDPOINT = len(BUCKETS) + 2
-"""Of an endpoint: the calls in each bucket, and the sum of their seconds."""
+"""Per endpoint: the count of each bucket, and the sum of seconds."""
 BUCKET_LABELS = [*map(floatToGoString, BUCKETS), "+Inf"]
 
 
 class RequestHistogram(Collector):
-    """Seconds by endpoint. Make it before the workers are forked; each calls `count_as` with its index first."""
+    """Request durations by endpoint, in memory shared by all workers.
+
+    Create it before the workers are forked; each calls `count_as` with its index first.
+    """
 
     def __init__(self, endpoints: Iterable[str], workers: int) -> None:
         self._offsets = {endpoint: index * CELLS_PER_ENDPOINT for index, endpoint in enumerate(sorted(set(endpoints)))}
@@ -45,7 +48,7 @@ class RequestHistogram(Collector):
         self._worker_cells = self._cells[: self._size]
 
     def count_as(self, worker: int) -> None:
-        """Count for this worker from now on: one process at a time may, and one thread of it."""
+        """Count as this worker from now on; only one thread of one process may."""
         self._worker_cells = self._cells[worker * self._size : (worker + 1) * self._size]
 
     def observe(self, endpoint: str, seconds: float) -> None:
@@ -54,7 +57,7 @@ class RequestHistogram(Collector):
         self._worker_cells[start + CELLS_PER_ENDPOINT - 1] += seconds
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
-        """The endpoints that were called."""
+        """Yield the endpoints that were called."""
         family = HistogramMetricFamily(
             "hanzo_ml_api_request_duration_seconds",
             "Time until an answer begins, by the template of its route",
@@ -69,7 +72,10 @@ class RequestHistogram(Collector):
 
 
 class RequestTiming:
-    """ASGI middleware: observes the time until the answer begins, because a log that is followed never ends."""
+    """ASGI middleware: observe the time until a response begins.
+
+    The time to its end says nothing: a followed log never ends.
+    """
 
     def __init__(self, app: ASGIApp, routes: Routes, histogram: RequestHistogram) -> None:
         self._app = app
@@ -95,16 +101,16 @@ class RequestTiming:
         await self._app(scope, receive, timed)
 
 
-# What the database knows, under the specification's names (rows V3-V5). Read when Prometheus asks.
+# Totals from the database, under the specification's metric names. Read on each scrape.
 
 log = logging.getLogger(__name__)
 
 CACHE_SECONDS = 5.0
-"""Several readers, or an impatient one, cost the database no more than one."""
+"""Several scrapers, or a very frequent one, cost the database no more than one."""
 
 
 class DatabaseTotals(Collector):
-    """A collector without values while the database does not answer: a gap is true, an old number is not."""
+    """Collects totals; none while the database is unavailable: a gap beats an outdated value."""
 
     def __init__(self, database: Database, store: StoreAddress, gpu_types: Sequence[str]) -> None:
         self._database = database
@@ -121,14 +127,14 @@ class DatabaseTotals(Collector):
             yield from metric_families(totals, self._buckets, self._installed_gpus())
 
     def _installed_gpus(self) -> Mapping[str, int]:
-        """Looked for once: a machine's GPUs do not change while it runs."""
+        """Return the machine's GPUs, detected once: they do not change while it runs."""
         with self._lock:
             if self._gpus is None:
                 self._gpus = capacity.count_by_type(capacity.installed_gpus(), self._gpu_types)
             return self._gpus
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: registering the collector must not need the database."""
+        """Yield nothing: registering the collector must not need the database."""
         return iter(())
 
     def _cached_totals(self) -> Totals | None:
@@ -152,7 +158,7 @@ def metric_families(totals: Totals, buckets: Mapping[str, str], installed: Mappi
     yield histogram("hanzo_ml_job_duration_seconds", "From start to end of a job", totals.durations)
     yield gauge("hanzo_ml_jobs_running", "Jobs that run", ["type", "org"], totals.running)
     yield gauge("hanzo_ml_gpus_allocated", "GPUs that running jobs hold", ["gpu_type"], totals.gpus_allocated)
-    # Jobs are processes of this machine: what it has and no running job holds is free.
+    # Jobs are processes of this machine: GPUs that no running job holds are free.
     allocated = {labels[0]: count for labels, count in totals.gpus_allocated.items()}
     free: dict[Labels, float] = {(name,): count for name, count in capacity.free_gpus(installed, allocated).items()}
     yield gauge("hanzo_ml_gpus_available", "GPUs that are free", ["gpu_type"], free)
@@ -184,12 +190,15 @@ def histogram(name: str, description: str, values: Mapping[str, Durations]) -> M
     return family
 
 
-# The page that Prometheus reads (row V2): a listener of its own, in a thread, so that a slow scrape delays no request.
+# The metrics page: its own listener and thread, so that a slow scrape delays no request.
 
 
 @contextmanager
 def serve_metrics_page(listener: socket, registry: CollectorRegistry, path: str, any_host: bool) -> Iterator[None]:
-    """Serve the page on a listening socket until the block ends. On loopback (`any_host` false) by loopback names only."""
+    """Serve the page on a listening socket until the block ends.
+
+    On loopback (`any_host` false), requests must use a loopback host name.
+    """
 
     class Page(BaseHTTPRequestHandler):
         timeout = 10
@@ -212,7 +221,7 @@ def serve_metrics_page(listener: socket, registry: CollectorRegistry, path: str,
             return "hanzo-ml"
 
         def log_message(self, format: str, *args: object) -> None:
-            """Every scrape in the log would be noise."""
+            """Log nothing: every scrape would be noise."""
 
     server = ThreadingHTTPServer(listener.getsockname()[:2], Page, bind_and_activate=False)
     server.socket.close()

@@ -33,7 +33,7 @@ PUBLIC = Public.PUBLIC
 
 
 class ProgramOnly(Enum):
-    """In place of a permission: the pods of a program call the route, with their token and no other."""
+    """In place of a permission: only pods of a program may call the route."""
 
     PROGRAM = "program"
 
@@ -49,14 +49,14 @@ class Audit(StrEnum):
     EACH = "each"
     """A row for each call."""
     COUNTED = "counted"
-    """A row a minute with the number of calls, in the transaction of what they change: what a training script logs."""
+    """A row a minute with the number of calls, counted in the transaction of their changes: for training logs."""
     NOTED = "noted"
     """Counted in memory first: for frequent reads, whose responses do not wait for the log."""
 
 
 @dataclass(frozen=True)
 class AlsoAnswers:
-    """A second status with a JSON body of the route's own."""
+    """A second status with its own JSON body."""
 
     status: int
     description: str
@@ -65,7 +65,7 @@ class AlsoAnswers:
 
 @dataclass(frozen=True)
 class Declaration:
-    """What holds for a route besides its path and its types. The parameters of `Router.route` explain the fields."""
+    """What a route declares apart from its path and types; see the parameters of `Router.route`."""
 
     permission: Access
     audit: Audit
@@ -85,8 +85,9 @@ class Router:
     """Routes below one prefix.
 
     Args:
-        alias_prefix: where the routes with `alias=True` are served too, under names that the OpenAPI document leaves out.
-        strict: read JSON bodies as RFC 8259 has them, and questions of GET requests from their body too (`api.json_bodies`).
+        alias_prefix: second prefix for the routes with `alias=True`, hidden from the OpenAPI document.
+        strict: parse JSON bodies strictly by RFC 8259, and read the parameters of a GET request from its body as well
+            (`api.json_bodies`).
     """
 
     def __init__(
@@ -155,20 +156,21 @@ class Router:
         """Declare a route of the decorated endpoint.
 
         Args:
-            audit: by default each call that changes something.
-            read_only: changes nothing, though its method says so.
-            checks_ownership: the endpoint compares the organization of what it finds with the caller's itself, and access
-                control does not read the body. It leaves the run's id in `scope["state"]["run_id"]` for the audit log.
+            audit: defaults to `EACH` for routes that write.
+            read_only: changes nothing, despite its method.
+            checks_ownership: the endpoint itself compares the organization of what it finds with the caller's, and
+                access control does not read the body. It stores the run's id in `scope["state"]["run_id"]` for the
+                audit log.
             creates_model: a registered model that the request names may be new.
-            streams_body: the body is a file of any size and names no object, or it is not read at all.
-            allows_jobs: good for a job's own token, with the objects that are the job's. Nothing that lists or searches.
-            produces: media type of a response that is no JSON.
-            ranges: a part of the response can be asked for.
-            response: `module:Type` of the response, where importing it costs (numpy): else the signature says it.
+            streams_body: the body is a file of any size that names no object, or is not read at all.
+            allows_jobs: accepts a job's own token, for the objects of the job. Never for routes that list or search.
+            produces: media type of a response other than JSON.
+            ranges: supports range requests.
+            response: `module:Type` of the response, where importing it is slow (numpy); by default from the signature.
             also: a second status with a JSON body.
-            fast_path: how the call is answered without FastAPI where it is plain (`api.fast_path`).
-            head: HEAD is answered by the endpoint itself. On every other route it is answered as GET, without the body.
-            alias: served below the router's `alias_prefix` too.
+            fast_path: how to answer simple calls without FastAPI (`api.fast_path`).
+            head: the endpoint answers HEAD itself. Other routes answer HEAD as GET without the body.
+            alias: serve it below the router's `alias_prefix` as well.
         """
         writes = method != "GET" and not read_only
         declaration = Declaration(
@@ -213,16 +215,16 @@ def add_route(
 
 
 def list_query_parameters(dependant: Dependant) -> Iterator[str]:
-    """Names of the query parameters that an endpoint or its dependencies take."""
+    """Yield the names of the query parameters of an endpoint and its dependencies."""
     yield from (field.alias for field in dependant.query_params)
     for dependency in dependant.dependencies:
         yield from list_query_parameters(dependency)
 
 
 def refuse_unknown_parameters(known: Collection[str]) -> Callable[[Request], Awaitable[None]]:
-    """A dependency of a route that takes the `known` query parameters.
+    """Make a dependency that rejects query parameters other than `known`.
 
-    `POST /v1/jobs?dryrun=true` queued the job.
+    Before, `POST /v1/jobs?dryrun=true` queued the job.
     """
 
     async def refuse(request: Request) -> None:
@@ -235,7 +237,7 @@ def refuse_unknown_parameters(known: Collection[str]) -> Callable[[Request], Awa
 
 
 def find_declaration(app: FastAPI, context: RouteContext) -> Declaration | None:
-    """What a route was declared with; None for one that was not declared."""
+    """Return the declaration of a route; None without one."""
     if context.path in (app.openapi_url, app.docs_url, app.redoc_url, app.swagger_ui_oauth2_redirect_url):
         return Declaration(Permission.SERVER_READ, Audit.NONE, writes=False)  # FastAPI's own pages
     declared: Declaration | None = vars(context.original_route).get("declaration")
@@ -243,5 +245,5 @@ def find_declaration(app: FastAPI, context: RouteContext) -> Declaration | None:
 
 
 def undeclared(app: FastAPI) -> list[str]:
-    """The routes that nobody may call, because nothing says who may."""
+    """List the routes without a declared permission, which access control refuses."""
     return [str(context.path) for context in iter_route_contexts(app.routes) if find_declaration(app, context) is None]

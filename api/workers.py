@@ -1,6 +1,8 @@
-"""Several processes that serve one listening socket: forked from one that has loaded everything, so that they share it.
+"""Serve one listening socket with several processes.
 
-A worker that dies is replaced. Workers end when their parent tells them to, or is no more.
+They are forked once everything is loaded, to share its memory.
+
+A worker that dies is replaced. Workers end with their parent: on its signal, or when it dies.
 """
 
 import logging
@@ -15,13 +17,13 @@ from types import FrameType
 log = logging.getLogger(__name__)
 
 RESTART_PAUSE_SECONDS = 1.0
-"""Before a worker is replaced: one that dies at its start must not be forked as fast as the machine can."""
+"""Pause before a dead worker is replaced: one that fails at its start must not be forked in a busy loop."""
 
 
 def run_workers(count: int, serve: Callable[[int], None]) -> None:
-    """Run `serve(0)` to `serve(count - 1)`, each in a process, until SIGTERM or SIGINT, which they get too.
+    """Run `serve(0)` to `serve(count - 1)` in a process each, until SIGTERM or SIGINT.
 
-    There must be no other thread yet: a fork takes none along, but whatever lock one of them holds.
+    The signal is passed on to the workers. No other thread may run yet: a fork copies its locks, but not the thread.
     """
     read_end, write_end = os.pipe()
     workers: dict[int, int] = {}
@@ -45,7 +47,7 @@ def run_workers(count: int, serve: Callable[[int], None]) -> None:
             time.sleep(RESTART_PAUSE_SECONDS)
         if not ending:
             workers[_fork_worker(index, serve, read_end, write_end)] = index
-            if ending:  # the signal came while the new one was not on the list
+            if ending:  # the signal arrived before the new worker was in `workers`
                 end(signal.SIGTERM, None)
     os.close(read_end)
     os.close(write_end)
@@ -66,13 +68,13 @@ def _fork_worker(index: int, serve: Callable[[int], None], read_end: int, write_
     except BaseException:
         log.exception("worker %d failed", index)
     finally:
-        # Nothing of the parent's: its exit handlers and its open context managers are not this process's to end.
+        # Skip the exit handlers and open context managers inherited from the parent: they are not this process's to end.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
 
 
 def _exit_without_parent(read_end: int) -> None:
-    """Nobody writes to the pipe: it can be read when its other end, which the parent alone holds, is closed."""
+    """End this process with its parent, when the parent's end of the pipe closes."""
     os.read(read_end, 1)
     os.kill(os.getpid(), signal.SIGTERM)

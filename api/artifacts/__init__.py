@@ -1,1 +1,1 @@
-"""Files of runs, logged models and datasets: where they are stored, and that their bytes are the recorded ones."""
+"""Files of runs, logged models and datasets: their storage locations and verified content."""

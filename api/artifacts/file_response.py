@@ -1,6 +1,6 @@
-"""A verified file as an HTTP answer: a download, whole or a part of it (RFC 9110, section 14).
+"""Send a verified file, or a range of it (RFC 9110, section 14).
 
-What users uploaded is never shown in the origin of this server (stored XSS, CVE-2024-27132).
+Uploaded files are never rendered in the origin of this server (stored XSS, CVE-2024-27132).
 """
 
 import mimetypes
@@ -15,9 +15,9 @@ from api.artifacts.verified_files import SHA256_HEADER, VerifiedFile, replaced_w
 
 SAFE_HEADERS = {"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "sandbox; default-src 'none'"}
 TOKEN_NAME = re.compile(r"[\w!#$&+.^`|~-]+", re.ASCII)
-"""A name that needs neither quotes nor an encoding in a header; clients that know no other form read it (RFC 6266)."""
+"""A name that needs neither quotes nor encoding in a header, which every client can read (RFC 6266)."""
 QUOTABLE_NAME = re.compile(r"[ !#$&-\[\]-~]+")
-"""A name that means itself between quotes: printable ASCII but the quote, the backslash and the percent sign."""
+"""A name that needs no escaping between quotes: printable ASCII except quote, backslash and percent sign."""
 TEXT_EXTENSIONS = frozenset(
     {"txt", "log", "err", "cfg", "conf", "cnf", "cf", "ini", "properties", "prop", "hocon", "toml", "yaml", "yml", "xml"}
     | {"json", "js", "py", "py3", "csv", "tsv", "md", "rst", "ipynb", "MLmodel", "mlproject"}
@@ -31,13 +31,13 @@ def file_response(file: VerifiedFile, name: str, request: Request) -> Response:
     headers = {
         **SAFE_HEADERS,
         "Content-Disposition": f"attachment; {filename_parameter(name)}",
-        # Here and not as `media_type`, which would have a charset added that nobody knows.
+        # Not as `media_type`, for which Starlette would add a charset that may be wrong.
         "Content-Type": content_type(name),
         "Accept-Ranges": "bytes",
         "ETag": etag,
         SHA256_HEADER: file.sha256,
     }
-    # A part of what the client had of another content is no part of this one.
+    # If the client's partial copy is of other content, ignore the range and send the whole file.
     asked = parse_range(request.headers.get("range", "")) if request.headers.get("if-range", etag) == etag else None
     start, stop, status = 0, file.size, 200
     if asked is not None:
@@ -57,7 +57,10 @@ def file_response(file: VerifiedFile, name: str, request: Request) -> Response:
 
 
 def filename_parameter(name: str) -> str:
-    """A percent sign is plain in MLflow's own names alone: elsewhere some browsers decode it."""
+    """Format the `filename` parameter of a `Content-Disposition` header.
+
+    A percent sign stays plain only in MLflow's own names: some browsers decode it elsewhere.
+    """
     plain = name.replace("%", "") if is_logged_image(name) else name
     if TOKEN_NAME.fullmatch(plain):
         return f"filename={name}"
@@ -72,8 +75,9 @@ def content_type(name: str) -> str:
 
 
 def parse_range(header: str) -> tuple[int | None, int | None] | None:
-    """First and last byte of a single range; of "the last 10" only (None, 10). Everything else is ignored, as the standard
-    allows: then it is the whole file.
+    """Return first and last byte of a range; `(None, 10)` for the last 10 bytes.
+
+    None for any other header: it is ignored, as the standard allows, and the whole file is sent.
     """
     found = RANGE.fullmatch(header)
     if found is None:
@@ -85,7 +89,7 @@ def parse_range(header: str) -> tuple[int | None, int | None] | None:
 
 
 def range_bounds(part: tuple[int | None, int | None], size: int) -> tuple[int, int]:
-    """The first byte of a range and the one behind its last; no byte is between them where it lies outside of the file."""
+    """Return start and end (exclusive) of a range; start >= end outside of the file."""
     first, last = part
     if first is None:
         return max(0, size - (last or 0)), size

@@ -1,12 +1,12 @@
-"""What a path of the artifact proxy names: the files of a run or of a logged model, or a free path of an organization.
+"""Resolve paths of the artifact proxy to their owners.
 
-- `EXPERIMENT/RUN/artifacts/...`, `EXPERIMENT/models/MODEL/artifacts/...`: a run's or a logged model's; another place
-  instead of the experiment's number where the experiment was made with one (`artifact_location="mlflow-artifacts:/PLACE"`);
-- `models/NAME/VERSION/...`: a registered model's, read-only (`api.routes.mlflow.model_versions`);
-- everything else that begins with no number is a free path, as a script with its own layout uses them.
+- `EXPERIMENT/RUN/artifacts/...`, `EXPERIMENT/models/MODEL/artifacts/...`: files of a run or a logged model; an experiment
+  created with `artifact_location="mlflow-artifacts:/PLACE"` has PLACE instead of its number;
+- `models/NAME/VERSION/...`: a registered model's files, read-only (`api.routes.mlflow.model_versions`);
+- any other path that does not begin with a number is free, for scripts with their own layout.
 
-Numbers stay the experiments': what names no run of that experiment is refused and not taken for a free path, so that a
-mistyped id never hides a file.
+Numbers are reserved for experiments: a path that names no run of its experiment is refused rather than treated as free, so
+that a mistyped id never hides a file.
 """
 
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ from resources.metadata.tracking.run_data import check_run_active
 
 @dataclass(frozen=True)
 class ArtifactLocation:
-    """A path below the files of a run, of a logged model or of an organization ("" for all of them)."""
+    """A path below the files of a run, logged model or organization ("" for all)."""
 
     artifacts: OwnedArtifacts
     owner: str
@@ -32,14 +32,14 @@ class ArtifactLocation:
     lifecycle_stage: str = "active"
 
     def check_writable(self) -> None:
-        """Raises a 4xx where the owner is deleted."""
+        """Raise a 4xx if the owner is deleted."""
         if self.is_model and self.lifecycle_stage != "active":
             raise logged_model_not_found(self.owner)
         check_run_active(self.owner, self.lifecycle_stage)
 
 
 class ArtifactLocations:
-    """The paths of the artifact proxy."""
+    """Resolves paths of the artifact proxy."""
 
     def __init__(self, database: Database, files: VerifiedFiles) -> None:
         self._database = database
@@ -47,11 +47,11 @@ class ArtifactLocations:
         self._free = OwnedArtifacts(files, uris.organization_artifacts)
 
     def locate(self, proxied: str, organization: str) -> ArtifactLocation:
-        """What a checked path ("" for the root) is to a caller of an organization.
+        """Return the location of a checked path ("" for the root) for an organization.
 
         Raises:
-            HanzoError: 404 for a path that begins with a number and is no run's or logged model's of the organization, in
-                the same words whether there is none or it is another's.
+            HanzoError: 404 for a path that begins with a number and is no run's or logged model's of the organization; the
+                message does not reveal whether another organization has it.
         """
         location = self._owned(proxied, organization)
         if location is not None:
@@ -61,10 +61,10 @@ class ArtifactLocations:
         return ArtifactLocation(self._free, organization, proxied)
 
     def entries(self, proxied: str, organization: str) -> list[Entry]:
-        """What lies directly below a checked path, by name; each path is relative to it.
+        """List entries directly below a checked path, by name, relative to it.
 
         Raises:
-            HanzoError: 404 as `locate`, but for a path above the files of runs or logged models: clients go down from there.
+            HanzoError: 404 as `locate`, except for parents of the files of runs or logged models, which clients browse.
         """
         location = self._owned(proxied, organization)
         if location is not None:
@@ -85,7 +85,7 @@ class ArtifactLocations:
 
 
 def is_reserved(proxied: str) -> bool:
-    """Whether nothing but the files of runs, logged models and versions is at a path."""
+    """Return whether a path is reserved for files of runs, logged models and model versions."""
     first = proxied.partition("/")[0]
     return first == MODELS_PART or EXPERIMENT_ID_PATTERN.fullmatch(first) is not None
 

@@ -9,7 +9,7 @@ from recipes.storage.object_transfer import StoredObject
 
 
 def object_response(stored: StoredObject, request: Request) -> Response:
-    """The bytes as they are, unverified: the reader knows their SHA-256.
+    """Send the bytes unverified: the reader knows their SHA-256.
 
     Raises:
         ObjectReplaced: it is not the version that `If-Match` names.

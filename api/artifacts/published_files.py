@@ -1,8 +1,9 @@
-"""What a run's job published, as files of the run: its result, its record, its weights, its checkpoints. They are read here,
-and never written: an MLflow user looks for what was trained where his own files are.
+"""Show what a run's job published as read-only files of the run.
 
-A path is the key that `/v1/runs/{id}` tells (row E4). What lies in the store is `s3://hanzo-ml/checkpoints/{run}/STEP/FILE`
-for `checkpoint/step-STEP/FILE`, else `s3://hanzo-ml/runs/{run}/PATH`.
+Its result, record, weights and checkpoints appear next to uploaded files, where MLflow users look for them.
+
+A path is the key that `/v1/runs/{id}` returns. `checkpoint/step-STEP/FILE` is stored at
+`s3://hanzo-ml/checkpoints/{run}/STEP/FILE`, any other PATH at `s3://hanzo-ml/runs/{run}/PATH`.
 """
 
 import re
@@ -15,16 +16,16 @@ from recipes.storage import uris
 from recipes.storage.artifact_store import MANIFEST_FILE, Store
 
 UPLOADS_FOLDER = "artifacts"
-"""The folder, beside what was published, of what was uploaded."""
+"""The folder of uploaded files, among the published ones."""
 REWIND_PATH = re.compile(r"checkpoint((?:/from-\d+)*)")
-"""What came after the run was sent back to a step lies below `from-STEP` (`recipes.contracts.job`)."""
+"""After a rewind to a step, new checkpoints are stored below `from-STEP` (`recipes.contracts.job`)."""
 CHECKPOINT_PATH = re.compile(REWIND_PATH.pattern + r"/step-(\d+)((?:/.+)?)", re.DOTALL)
 
 
 def published_uri(store: Store, run_id: str, path: str) -> str | None:
-    """Where a file or folder lies that a job may have published; None for what it never did.
+    """Return the URI of what a job may have published at `path`, else None.
 
-    Of a checkpoint that has no manifest, which is on its way or half deleted, nothing does.
+    None also within a checkpoint without a manifest, which is incomplete or half deleted.
     """
     if path.partition("/")[0] == UPLOADS_FOLDER or REWIND_PATH.fullmatch(path):
         return None
@@ -37,7 +38,7 @@ def published_uri(store: Store, run_id: str, path: str) -> str | None:
 
 
 def published_folders(store: Store, run_id: str, folder: str) -> list[str] | None:
-    """The names in a folder of checkpoints; None where `folder` is none."""
+    """List the names in a folder of checkpoints; None if `folder` is not one."""
     found = REWIND_PATH.fullmatch(folder)
     if found is None:
         return None
@@ -60,8 +61,9 @@ def has_manifest(store: Store, place: str) -> bool:
 
 
 def list_keys(store: Store, run_id: str) -> list[dict[str, Any]]:
-    """Everything that a run has in the store, uploads among it, as the specification's {key, path} (row E4) and its size; an
-    artifact with a manifest is one.
+    """List all stored objects of a run as {key, path, size}.
+
+    Uploads are included; an artifact with a manifest is one entry.
     """
     root = uris.run_folder(run_id)
     found = [
@@ -73,12 +75,12 @@ def list_keys(store: Store, run_id: str) -> list[dict[str, Any]]:
 
 
 def kept_checkpoints(store: Store, root: str) -> Iterator[tuple[str, str, int]]:
-    """Those that training keeps, by their steps, and the best of them by a name of its own (row I7)."""
+    """Yield the retained checkpoints by step, then the best one under a name of its own."""
     places = [(uri.removeprefix(f"{root}/").rstrip("/").split("/"), uri, size) for uri, size in list_artifacts(store, root)]
     saved = sorted((int(step), way, uri, size) for (*way, step), uri, size in places if step.isdecimal())
     losses = {}
     for place, (_, _, uri, _) in enumerate(saved):
-        with suppress(FileNotFoundError):  # retention took it meanwhile
+        with suppress(FileNotFoundError):  # deleted by retention meanwhile
             losses[place] = parse_quality(store.get_bytes(uri + MANIFEST_FILE)).loss
     named = [("/".join(["checkpoint", *way, f"step-{step}"]), uri, size) for step, way, uri, size in saved]
     yield from (named[place] for place in losses)
@@ -87,7 +89,7 @@ def kept_checkpoints(store: Store, root: str) -> Iterator[tuple[str, str, int]]:
 
 
 def list_artifacts(store: Store, root: str) -> list[tuple[str, int]]:
-    """Artifacts with a manifest, and files of none, by their names; with their sizes."""
+    """List artifacts with a manifest, and files outside of any, by name, with their sizes."""
     entries = store.entries(root)
     artifacts = {entry.uri.removesuffix(MANIFEST_FILE) for entry in entries if entry.uri.endswith("/" + MANIFEST_FILE)}
     sizes: dict[str, int] = {}

@@ -1,9 +1,9 @@
-"""The files of a run, of a logged model or of nobody: names checked, then mapped onto the object store.
+"""Check names of artifact files, and map them to the object store.
 
-The product names a run's or a logged model's `s3://hanzo-ml/runs/{run or model}/artifacts/NAME`, wherever its experiment
-keeps its files (an id names one thing, whatever it is), and those at a free path of the artifact proxy
-`s3://hanzo-ml/artifacts/@{organization}/NAME`: so no free path is a run's file, a dataset or a checkpoint, or another
-organization's. What belongs here: that mapping, and what may be a name. What does not: whose a path is (`locations`).
+Files of a run or logged model are stored at `s3://hanzo-ml/runs/{run or model}/artifacts/NAME`, independent of its
+experiment's artifact location (ids are unique across both). Files at a free path of the artifact proxy are stored at
+`s3://hanzo-ml/artifacts/@{organization}/NAME`, so no free path can reach a run's file, a dataset, a checkpoint, or another
+organization. Who owns a path is decided by `locations`.
 """
 
 import re
@@ -21,15 +21,15 @@ from recipes.storage.artifact_store import Store
 from resources.errors import ErrorCode, HanzoError, invalid, not_found
 
 FORBIDDEN_CHARACTERS = re.compile(r"[\x00-\x1f\x7f\\#?\ud800-\udfff\ufffd]")
-"""Characters that some URI, shell or decoder reads as structure; U+FFFD is what bytes that are no UTF-8 are decoded to."""
+"""Characters with a meaning to some URI, shell or decoder; U+FFFD results from decoding bytes that are not UTF-8."""
 LOGGED_IMAGE = re.compile(r"[^/%]+%step%\d+%timestamp%\d+%[a-zA-Z0-9-]+(%compressed)?\.[a-z]+", re.ASCII)
-"""What MLflow's older clients call what `log_image(image, key=..., step=100)` writes: "%10" is no encoding there."""
+"""File names that MLflow's older clients use for `log_image(image, key=..., step=100)`: "%10" is not an encoding there."""
 MAX_NAME_BYTES = 255
 MAX_PATH_BYTES = 1000
 MAX_NEW_NAME_BYTES = 240
-"""A file system takes 255, of which the store needs some for itself while a file arrives."""
+"""File systems allow 255; the store appends a suffix during an upload."""
 MAX_KEY_BYTES = 1024
-"""What S3 takes, with the place of the owner's files in it."""
+"""The limit of S3, including the folder of the owner's files."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ def is_logged_image(name: str) -> bool:
 
 
 def checked_path(path: str) -> str:
-    """A relative path that means the same to everybody. Raises a 400 for anything that climbs, escapes or hides."""
+    """Return a relative path; raise a 400 for an ambiguous or escaping one."""
     parts = path.split("/")
-    # What can be decoded once more would be another name to whoever does; a percent sign alone ("50 %") is one.
+    # Decoding must not change the path, or another program could read another name; a lone percent sign ("50 %") is fine.
     plain = "/".join(parts[:-1]) if is_logged_image(parts[-1]) else path
     if FORBIDDEN_CHARACTERS.search(path) or unquote(plain) != plain or any(part in ("", ".", "..") for part in parts):
         raise invalid("Invalid path")  # literally: MLflow's clients and tests compare it
@@ -58,13 +58,13 @@ def checked_path(path: str) -> str:
 
 
 def checked_folder(path: str) -> str:
-    """As `checked_path`, for what is listed: clients ask for "." and "./folder", and write a slash at the end."""
+    """As `checked_path`, for listings: clients send ".", "./folder", and a trailing slash."""
     folder = "/".join(part for part in path.removesuffix("/").split("/") if part != ".")
     return checked_path(folder) if folder else ""
 
 
 def check_storable(path: str, uri: str) -> None:
-    """Raises a 400 for a new name that no store takes: who is told that the store is not available sends it for ever."""
+    """Raise a 400 for a name too long to store: clients retry a 503 forever."""
     key = uri.partition("://")[2].partition("/")[2]
     if any(len(part.encode()) > MAX_NEW_NAME_BYTES for part in path.split("/")) or len(key.encode()) > MAX_KEY_BYTES:
         raise invalid(
@@ -74,10 +74,10 @@ def check_storable(path: str, uri: str) -> None:
 
 
 class OwnedArtifacts:
-    """Files in an object store, each of an owner.
+    """Files in an object store, grouped by owner.
 
     Args:
-        owner_folder: the URI of an owner's files.
+        owner_folder: returns the URI of an owner's files.
     """
 
     def __init__(self, files: VerifiedFiles, owner_folder: Callable[[str], str]) -> None:
@@ -86,24 +86,28 @@ class OwnedArtifacts:
         self._owner_folder = owner_folder
 
     def uri(self, owner: str, path: str) -> str:
-        """The logical URI of an owner's file, or of all of them."""
+        """Return the logical URI of an owner's file, or of the owner's folder."""
         return self._owner_folder(owner) + (f"/{path}" if path else "")
 
     async def receive(
         self, owner: str, path: str, body: AsyncIterator[bytes], promised: ExpectedChecksums, declared_size: int | None
     ) -> UploadedFile:
-        """Store a body under `path`, whole or not at all."""
+        """Store a body under `path`, completely or not at all."""
         uri = self.uri(owner, checked_path(path))
         await run_in_threadpool(self.check_free, owner, path)
         return await self._files.receive(uri, body, promised, declared_size)
 
     def entries(self, owner: str, folder: str) -> list[Entry]:
-        """What lies directly below a folder, by name; nothing where there is no such folder."""
+        """List entries directly below a folder, by name; empty without such a folder."""
         folder = checked_folder(folder)
         return entries_below(self._store, self.uri(owner, folder), f"{folder}/" if folder else "")
 
     def open(self, owner: str, path: str) -> VerifiedFile:
-        """The file, verified. Raises a 404 where there is none, a 409 where its bytes are not the recorded ones."""
+        """Open a file and verify it.
+
+        Raises:
+            HanzoError: 404 if there is none, 409 if its bytes are not the recorded ones.
+        """
         return self._open(self.uri(owner, checked_path(path)), owner, path)
 
     def _open(self, uri: str, owner: str, path: str) -> VerifiedFile:
@@ -113,13 +117,16 @@ class OwnedArtifacts:
             raise (not_a_file(path) if any(self._store.list_folder(uri)) else no_artifact(path)) from None
 
     def delete(self, owner: str, path: str) -> None:
-        """Delete a file, or everything below a folder ("" for all). Where there is none nothing happens."""
+        """Delete a file, or everything below a folder ("" for all), if it exists."""
         uri = self.uri(owner, checked_folder(path))
         if self._store.exists(uri):
             self._files.delete(uri)
 
     def check_free(self, owner: str, path: str) -> None:
-        """In a folder nothing can be a file and a folder; what works there and what works on S3 is the same."""
+        """Raise a 400 if the path is an existing folder, or below an existing file.
+
+        A file system cannot store both under one name; S3 could, but must behave the same.
+        """
         check_storable(path, self.uri(owner, path))
         parents = path.split("/")[:-1]
         if any(self._is_file(self.uri(owner, "/".join(parents[: end + 1]))) for end in range(len(parents))):
@@ -136,15 +143,16 @@ class OwnedArtifacts:
 
 
 class RunArtifacts(OwnedArtifacts):
-    """Files of runs and of logged models: what was uploaded, and beside it what a run's job published. Of two by the same
-    name the uploaded one counts.
+    """Files of runs and of logged models: uploads, and what a run's job published.
+
+    An uploaded file takes precedence over a published one of the same name.
     """
 
     def __init__(self, files: VerifiedFiles) -> None:
         super().__init__(files, uris.run_artifacts)
 
     def keys(self, owner: str) -> list[dict[str, Any]]:
-        """Everything that a run has in the store, for `/v1`."""
+        """List everything that a run has in the store, for `/v1`."""
         return list_keys(self._store, owner)
 
     def entries(self, owner: str, folder: str) -> list[Entry]:
@@ -162,7 +170,7 @@ class RunArtifacts(OwnedArtifacts):
         return self._open(uri, owner, path)
 
     def delete(self, owner: str, path: str) -> None:
-        """As of any owner's files, but what the job published stays: 400 where it is named."""
+        """Delete uploaded files; raise a 400 for a path that names only published ones."""
         if path and not self._store.exists(self.uri(owner, checked_folder(path))) and self._is_published(owner, path):
             raise invalid(f"'{path}' was made by the run's job, not uploaded: it stays")
         super().delete(owner, path)
@@ -186,7 +194,7 @@ class RunArtifacts(OwnedArtifacts):
 
 
 def entries_below(store: Store, root: str, prefix: str) -> list[Entry]:
-    """Files and folders directly below a URI, by name; `prefix` goes before each."""
+    """List files and folders directly below a URI, by name, each with `prefix` prepended."""
     files, folders = store.list_folder(root)
     found = [Entry(prefix + file_name(file.uri), False, file.size) for file in files]
     found += [Entry(prefix + file_name(folder), True) for folder in folders]

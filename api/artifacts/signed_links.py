@@ -1,4 +1,4 @@
-"""Signed links: a temporary permission to download one object, given out for one organization."""
+"""Signed links: temporary permission to download one object, issued for one organization."""
 
 import hashlib
 import hmac
@@ -24,24 +24,27 @@ class SignedLink:
     expires_at: int
 
     def query(self, key: bytes) -> str:
-        """The query of the link's address."""
+        """Return the query string of the link."""
         return urlencode({**vars(self), "signature": self._signature(key)})
 
     def check(self, signature: str, key: bytes, now: float) -> None:
-        """Raises 403 unless this server signed the link, and its time is not over."""
+        """Raise a 403 unless this server signed the link and it has not expired."""
         if not hmac.compare_digest(self._signature(key).encode(), signature.encode()):
             raise HanzoError(ErrorCode.PERMISSION_DENIED, "This link was not given out by this server, or was changed")
         if now > self.expires_at:
             raise HanzoError(ErrorCode.PERMISSION_DENIED, "This link has expired: ask for a new one")
 
     def _signature(self, key: bytes) -> str:
-        # As a list of JSON would be: no two links have the same text.
+        # Quoted parts, so that no two links have the same text.
         text = "\n".join(repr(part) for part in (self.organization, self.uri, self.expires_at))
         return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
 
 
 def link_key(home: Path) -> bytes:
-    """The key of all servers that share a state folder, made by the first of them. Nobody else may read it."""
+    """Return the key of servers sharing a state folder; create it if missing.
+
+    Only their user can read it.
+    """
     path = home / KEY_FILE
     if not path.exists():
         own = path.with_name(f"{KEY_FILE}.{os.getpid()}.{secrets.token_hex(4)}")

@@ -1,4 +1,4 @@
-"""Store and read files verified by checksums (SHA-256, MD5)."""
+"""Store files and read them back verified by checksums (SHA-256, MD5)."""
 
 import base64
 import binascii
@@ -27,14 +27,14 @@ SHA256_HEADER = "X-Checksum-Sha256"
 
 @dataclass(frozen=True)
 class ExpectedChecksums:
-    """Checksums that the bytes must have; None where nothing was said."""
+    """Checksums that the bytes must have; None if the client sent none."""
 
     sha256: str | None = None
     md5: bytes | None = None
 
 
 class RunningChecksums:
-    """The checksums of bytes on their way. MD5 only where it was promised: it halves the speed."""
+    """Checksums of streamed bytes. MD5 only if the client sent one: it halves the speed."""
 
     def __init__(self, promised: ExpectedChecksums) -> None:
         self._promised = promised
@@ -53,7 +53,7 @@ class RunningChecksums:
         return self._sha256.hexdigest()
 
     def check(self) -> None:
-        """Raises a 400 where the bytes are not the promised ones."""
+        """Raise a 400 if the bytes differ from the expected checksums."""
         if self._promised.sha256 not in (None, self.sha256):
             raise checksum_mismatch(SHA256_HEADER)
         if self._md5 is not None and self._md5.digest() != self._promised.md5:
@@ -65,7 +65,7 @@ def checksum_mismatch(header: str) -> Exception:
 
 
 def expected_checksums(headers: Mapping[str, str]) -> ExpectedChecksums:
-    """Raises a 400 for a header that no checksum can be."""
+    """Parse the checksum headers; raise a 400 for a malformed one."""
     sha256 = headers.get(SHA256_HEADER.lower())
     if sha256 is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", sha256):
         raise invalid(f"{SHA256_HEADER} must be a SHA-256 of 64 hexadecimal digits")
@@ -79,14 +79,14 @@ def expected_checksums(headers: Mapping[str, str]) -> ExpectedChecksums:
     return ExpectedChecksums(sha256.lower() if sha256 else None, digest)
 
 
-# Verified files: hashed when they are uploaded, and again before they are sent (row X7).
+# Verified files: hashed on upload, and again before they are sent.
 #
-# What belongs here: object store and records of hashes, kept in step. What does not: what a file may be called
-# (`run_artifacts`), and HTTP (`artifacts.file_response`).
+# Keeps the object store and the hash records consistent. File names belong to `run_artifacts`, HTTP to
+# `artifacts.file_response`.
 
 CHUNK_BYTES = 1 << 20
 MAX_BYTES_IN_MEMORY = 4 << 20
-"""Up to here a file is read once and kept until it is sent; a larger one is read twice."""
+"""A file up to this size is read once and kept in memory until it is sent; a larger one is read twice."""
 MAX_READ_ATTEMPTS = 5
 
 
@@ -99,7 +99,7 @@ class UploadedFile:
 
 @dataclass(frozen=True)
 class VerifiedFile:
-    """A file whose bytes were hashed a moment ago and are the recorded ones."""
+    """A file whose bytes were just hashed and match the record."""
 
     stored: StoredObject
     sha256: str
@@ -116,10 +116,10 @@ class VerifiedFile:
 
 
 class VerifiedFiles:
-    """Uploaded files of an object store, and those that the asset graph published there.
+    """Uploaded files of an object store, and artifacts that the asset graph published there.
 
     Args:
-        find_organization: whose the file at a URI is, for the audit log.
+        find_organization: returns the owner of the file at a URI, for the audit log.
     """
 
     def __init__(self, store: Store, records: FileHashes, find_organization: Callable[[str], str]) -> None:
@@ -130,10 +130,10 @@ class VerifiedFiles:
     async def receive(
         self, uri: str, body: AsyncIterator[bytes], promised: ExpectedChecksums, declared_size: int | None = None
     ) -> UploadedFile:
-        """Store a body, whole or not at all; what lay there before is replaced.
+        """Store a body completely or not at all, replacing an existing file.
 
         Raises:
-            HanzoError: 400 where the bytes are not those that were promised.
+            HanzoError: 400 if the bytes differ from the expected checksums.
         """
         running = RunningChecksums(promised)
         arrivals = []
@@ -143,7 +143,7 @@ class VerifiedFiles:
                 await run_in_threadpool(running.update, piece)
                 yield piece
             running.check()
-            # The store makes the object visible when this ends: its hash is on record by then.
+            # The store makes the object visible when this generator ends: its hash must be recorded before.
             arrivals.append(await run_in_threadpool(self._records.begin_upload, uri, running.sha256, running.size))
 
         await self.store.put_stream(uri, hashed(), declared_size)
@@ -151,15 +151,15 @@ class VerifiedFiles:
         return UploadedFile(uri, running.sha256, running.size)
 
     def adopt(self, uri: str, complete: Callable[[], None]) -> UploadedFile:
-        """Record what a client put into the store by itself: `complete` makes it visible at `uri`, then it is hashed.
+        """Hash and record a file that a client uploaded directly.
 
         Raises:
-            Exception: whatever `complete` raises. What lay at `uri` before is there still.
+            Exception: from `complete`, which makes the file visible at `uri`. The previous file there is unchanged.
         """
         arrival = self._records.begin_upload(uri, UNKNOWN_HASH, 0)
         try:
             complete()
-        except StoreUnavailable:  # it may have happened all the same
+        except StoreUnavailable:  # it may have completed nevertheless
             raise
         except Exception:
             self._records.forget([arrival.id])
@@ -170,25 +170,26 @@ class VerifiedFiles:
         return UploadedFile(uri, sha256, stored.size)
 
     def open(self, uri: str, owner: str, artifact: Artifact | None = None) -> VerifiedFile:
-        """The file at `uri`, hashed from its first byte to its last before one of them is given away: so a broken file is
-        answered with an error and not with a broken connection, also where a client asks for a part of it only.
+        """Open the file at `uri` after hashing all of it.
+
+        A corrupt file thus gives an error response instead of a broken connection, even for a range request.
 
         Args:
-            owner: whose file it is, as the key of the event `artifact.broken`.
+            owner: owner of the file, as the key of the event `artifact.broken`.
             artifact: what the asset graph published there, where the caller knows it.
 
         Raises:
-            FileNotFoundError: nothing lies there.
-            HanzoError: 409 where its bytes are not the recorded ones.
+            FileNotFoundError: there is no such file.
+            HanzoError: 409 if its bytes are not the recorded ones.
         """
         for _ in range(MAX_READ_ATTEMPTS):
             stored = self.store.open(uri)
             try:
                 content = b"".join(stored.chunks()) if stored.size <= MAX_BYTES_IN_MEMORY else None
                 found = stored.sha256() if content is None else hashlib.sha256(content).hexdigest()
-            except FileNotFoundError:  # another upload took its place
+            except FileNotFoundError:  # replaced by another upload
                 continue
-            # The records are read after the bytes: those of an object that was replaced meanwhile are gone by now.
+            # Read the records after the bytes: if the object was replaced meanwhile, its old records no longer exist.
             rows = self._records.at(uri)
             expected = {row.sha256 for row in rows} if rows else self._published_hashes(uri, owner, artifact)
             if not expected or found in expected:
@@ -213,7 +214,10 @@ class VerifiedFiles:
             self._records.mark_repaired(uri)
 
     def _published_hashes(self, uri: str, owner: str, artifact: Artifact | None) -> set[str]:
-        """The hash that a chunk has by its name, a file by a manifest: a known artifact's, else the nearest one above it."""
+        """Return the hashes a published file may have: from a chunk's name or a manifest.
+
+        The manifest is that of `artifact`, else of the nearest artifact above the file.
+        """
         if named := parse_chunk_hash(uri):
             return {named}
         if artifact is not None:
@@ -221,9 +225,9 @@ class VerifiedFiles:
                 {artifact.digest} if uri == f"{artifact.uri}/{MANIFEST_FILE}" else set()
             )
         folder = uri.rpartition("/")[0]
-        while folder.count("/") > 3:  # s3://BUCKET/KIND/NAME is the shortest place of an artifact
+        while folder.count("/") > 3:  # s3://BUCKET/KIND/NAME is the shallowest artifact
             where = f"{folder}/{MANIFEST_FILE}"
-            # A file of that name that somebody uploaded proves nothing.
+            # An uploaded manifest proves nothing.
             if where != uri and not self._records.at(where):
                 with suppress(FileNotFoundError, ValidationError):
                     manifest = Manifest.model_validate_json(self.store.get_bytes(where))
@@ -253,7 +257,7 @@ class VerifiedFiles:
 
 
 def corrupted_artifact(uri: str) -> HanzoError:
-    # Not 500 as in MLflow: its client would try five times, and then hide the message.
+    # Unlike MLflow's 500, on which its client would retry five times, and then hide the message.
     name = uri.rpartition("/")[2]
     return HanzoError(
         ErrorCode.DATA_LOSS,
@@ -266,7 +270,7 @@ def replaced_while_read() -> HanzoError:
 
 
 async def in_chunks(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The same bytes in pieces large enough that a thread for each is worth it."""
+    """Regroup bytes into chunks large enough to justify a thread call each."""
     waiting: list[bytes] = []
     length = 0
     async for chunk in body:

@@ -1,7 +1,7 @@
-"""Who may do what. `api.middleware.access_control` stands in front of every route and decides with these modules.
+"""Authentication and authorization, enforced for every route by `api.middleware.access_control`.
 
-`authentication` finds the caller (by `user_tokens` and `job_tokens`), `permissions` says what a role may do,
-`route_matching` which route a request takes and what that declares, `ownership` which objects it names and whose they
-are; `audit_log` records the call, and `local_peer` identifies callers on this machine. `default_experiment` gives each
-organization an experiment 0 of its own.
+`authentication` finds the caller (by `user_tokens` and `job_tokens`), `permissions` maps roles to permissions,
+`route_matching` finds the route of a request and its declaration, `ownership` the objects that it names and their
+organization; `audit_log` records the call, and `local_peer` identifies callers on this machine. `default_experiment` gives
+each organization its own experiment 0.
 """

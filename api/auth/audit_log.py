@@ -1,13 +1,13 @@
-"""Write the audit log (rows X4, Q7): each call that changes something, is refused, or opens a dataset.
+"""Write the audit log: calls that change something, are refused, or open a dataset.
 
-A training script logs thousands of metrics a minute. A row for each would double the work of the tracker and bury every
-other row, and says no more than "this user logged to this run": such calls are put together, with their count. So are calls
-without a valid token, which anybody may send as fast as he likes. The first of its kind is in the log within
-`FLUSH_SECONDS`, what follows once a minute, and all of it when the server ends.
+A training script logs thousands of metrics a minute. A row for each would double the work of the tracker and bury all
+other rows, without saying more than "this user logged to this run": such calls are aggregated with their count. So are
+calls without a valid token, which anyone can send at any rate. The first of its kind is written within `FLUSH_SECONDS`,
+later ones once a minute, and all of them when the server ends.
 
-Whatever has changed something is on record before its answer leaves: a row in the log, or its count in the database
-(`resources.metadata.audit_log`), from where the next server takes it to the log if this one is killed. A call that was
-refused, or failed, is counted in memory first: of these a killed server loses the last `FLUSH_SECONDS`.
+A change is recorded before its response is sent: as a row in the log, or as a count in the database
+(`resources.metadata.audit_log`), from which the next server writes it to the log if this one is killed. Refused and failed
+calls are counted in memory first: a killed server loses those of the last `FLUSH_SECONDS`.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ from resources.metadata.ownership import ObjectKind, Reference
 
 @dataclass
 class Call:
-    """What is known of a call so far, for its audit row."""
+    """The data of one call for its audit row, collected while it is handled."""
 
     method: str
     route: str
@@ -51,15 +51,15 @@ class Call:
     references: frozenset[Reference] = frozenset()
     state: Mapping[str, Any] = field(default_factory=dict)
     is_counted: bool = False
-    """Counted in the transaction of what it changed, and so on record already."""
+    """Already recorded: counted in the transaction of its change."""
 
     @property
     def duration_ms(self) -> float:
-        """Until now."""
+        """Milliseconds since the call started."""
         return round((time.perf_counter() - self.started) * 1000, 3)
 
     def audit_row(self, status: int, duration_ms: float = 0.0) -> AuditedCall:
-        """Without a duration, the kind of call that it is counted as."""
+        """Build the row; without a duration, equal calls have equal rows and can be counted."""
         return AuditedCall(
             user=self.caller.user_id if self.caller else "",
             organization=self.caller.organization if self.caller else "",
@@ -75,9 +75,9 @@ class Call:
     def _objects(self) -> tuple[str, ...]:
         run_id, dataset_id = self.state.get("run_id"), self.state.get("dataset_id")
         run = (str(Reference(ObjectKind.RUN, str(run_id))),) if run_id else ()
-        if dataset_id:  # found by its name
+        if dataset_id:  # looked up by its name
             return (str(Reference(ObjectKind.DATASET, str(dataset_id))),)
-        # Each logged metric comes by here, and names its run alone.
+        # Fast path: every logged metric comes here, and names only its run.
         return tuple(nsmallest(MAX_OBJECTS, {*map(str, self.references), *run})) if self.references else run
 
 
@@ -105,7 +105,7 @@ MAX_DISTINCT_CALLS = 10_000
 
 
 class AuditLog:
-    """Records calls. Loses none that has changed something; others as its module says. `now` in milliseconds."""
+    """Records calls; loses none that changed something (others: see the module). `now` in milliseconds."""
 
     def __init__(self, database: Database, now: Callable[[], int] = now_ms) -> None:
         self._database = database
@@ -115,11 +115,11 @@ class AuditLog:
         self._writing: asyncio.Task[None] | None = None
 
     async def record_call(self, call: Call, status: int) -> None:
-        """Record a call that is answered with a status, as its route declares."""
+        """Record an answered call as its route declares."""
         counted = call.audit is Audit.COUNTED
         if call.is_counted:
             return
-        # What failed changed nothing, often for want of a database: its answer does not wait until it is on record.
+        # A 5xx changed nothing, and is often caused by an unavailable database: its response does not wait for the record.
         noted = call.audit is Audit.NOTED or status >= 500 or (counted and status >= 400)
         if call.caller is None or noted:
             self.count(call.audit_row(status))
@@ -127,8 +127,10 @@ class AuditLog:
             await self.record(call.audit_row(status, call.duration_ms), counted=counted)
 
     async def record(self, call: AuditedCall, *, counted: bool = False) -> None:
-        """Write a call now, or count it now. Returns when that is committed: with it, in one transaction, what came in
-        meanwhile."""
+        """Write or count a call, and return once it is committed.
+
+        Concurrent calls share one transaction.
+        """
         done = asyncio.get_running_loop().create_future()
         self._waiting.append((call, counted, done))
         if self._writing is None or self._writing.done():
@@ -148,23 +150,26 @@ class AuditLog:
                         done.set_result(None)
 
     async def _write_with_retries(self, each: Sequence[AuditedCall], counted: Sequence[AuditedCall]) -> None:
-        """Write calls that have changed something, also through a restart of the database: their answers wait for it."""
+        """Write calls that changed something, retrying while the database restarts: their responses wait."""
         retrying = AsyncRetrying(retry=retry_if_result(not_), **every(RETRY_SECONDS, DATABASE_OUTAGE_SECONDS))
         try:
             await retrying(run_in_threadpool, self._write, each, counted)
         except RetryError:
-            # They have happened and their answers are true: the log of the server keeps what the database could not.
+            # The calls have happened: log them to the server's log instead.
             log.error("audit rows could not be written: %s", [*each, *counted])
 
     def count(self, call: AuditedCall) -> None:
-        """Add a call that changed nothing to its equals, to be written soon."""
+        """Count a call that changed nothing; written with the next flush."""
         if call not in self._counts and len(self._counts) >= MAX_DISTINCT_CALLS:
-            # Whoever forges this many different calls is told apart no longer.
+            # With this many distinct calls, likely forged, stop distinguishing clients and objects.
             call = structs.replace(call, client="", objects=())
         self._counts[call] += 1
 
     async def flush(self, everything: bool = False) -> None:
-        """Write what was counted, and put the counts that are due into the log. What cannot be written now is kept."""
+        """Write the counts, and move due ones to the log.
+
+        Counts that cannot be written are kept for the next flush.
+        """
         counts, self._counts = self._counts, Counter()
         counted = [structs.replace(call, count=number) for call, number in counts.items()]
         if await run_in_threadpool(self._write_counts, counted, 0 if everything else audit_log.FLUSH_PERIOD_MS):
@@ -175,7 +180,7 @@ class AuditLog:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Flush from time to time, and at the end."""
+        """Flush periodically, and once at the end."""
         flusher = asyncio.create_task(self._flush_forever())
         try:
             yield

@@ -1,4 +1,4 @@
-"""Authenticate requests by a token of the sign-in server, of a job or of the engine."""
+"""Authenticate requests by a token of the sign-in server, a job or the engine."""
 
 import hmac
 from typing import TYPE_CHECKING
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 
 def token_verifier(settings: Settings) -> "Tokens | None":
-    """What tells who is calling; None where there is no sign-in."""
+    """Return the verifier of tokens; None without sign-in."""
     if not settings.auth.verify_tokens:
         return None
-    # The cryptography behind it costs a laptop, which needs none of it, a tenth of a second at every start.
+    # Imported late: the cryptography library adds a tenth of a second to every start, which a laptop does not need.
     from api.auth.sign_in_tokens import SigningKeys, Tokens
 
     return Tokens(settings.auth, SigningKeys(settings.auth))
 
 
 class Authenticator:
-    """Finds who sends a request."""
+    """Finds the caller of a request."""
 
     def __init__(self, tokens: "Tokens", database: Database, engine_token: SecretStr | None = None) -> None:
         self._tokens = tokens
@@ -38,7 +38,11 @@ class Authenticator:
         self._jobs = JobTokens(database)
 
     async def caller(self, headers: Headers, *, accepts_cookie: bool) -> Caller:
-        """Raises HanzoError: 401 where the request proves nothing, 403 without a role here, 503 if it can't be checked."""
+        """Return the caller.
+
+        Raises:
+            HanzoError: 401 without valid credentials, 403 without a role here, 503 if they cannot be checked.
+        """
         header = authorization_header(headers) or (cookie_authorization(headers) if accepts_cookie else None)
         if is_engine_token(header, self._engine_token):
             return ENGINE_CALLER
@@ -50,7 +54,7 @@ ENGINE_CALLER = Caller(user_id="engine", organization=DEFAULT_ORGANIZATION, role
 
 
 def is_engine_token(authorization: str | None, token: SecretStr | None) -> bool:
-    """Whether a header has the token that the engine's replicas share (compared in constant time)."""
+    """Return whether a header holds the shared token of the engine's replicas (constant time)."""
     scheme, _, given = (authorization or "").partition(" ")
     if token is None or scheme.lower() != "bearer":
         return False
@@ -58,7 +62,7 @@ def is_engine_token(authorization: str | None, token: SecretStr | None) -> bool:
 
 
 def authorization_header(headers: Headers) -> str | None:
-    """The one `Authorization` header: with two, a proxy and this server could each believe another."""
+    """Return the `Authorization` header; refuse two, of which a proxy could check the other one."""
     given = headers.getlist("authorization")
     if len(given) > 1:
         raise HanzoError(ErrorCode.UNAUTHENTICATED, "Send one Authorization header")
@@ -66,7 +70,7 @@ def authorization_header(headers: Headers) -> str | None:
 
 
 def cookie_authorization(headers: Headers) -> str | None:
-    """The token that the web UI keeps in its cookie, as a header: for reads alone, and for pages of this server alone."""
+    """Return the web UI's token cookie as a header, for reads from this origin."""
     token = cookie_parser(headers.get("cookie", "")).get(sign_in.COOKIE)
     own = headers.get("sec-fetch-site", "none") in ("none", "same-origin")
     return f"Bearer {token}" if token and own else None

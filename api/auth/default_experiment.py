@@ -1,7 +1,7 @@
-"""Experiment 0, which MLflow's clients log to when they name none, is every organization's own experiment `Default`.
+"""Give every organization its own default experiment under the id 0.
 
-The row with the number 0 belongs to the organization of embedded mode. Elsewhere the number is replaced in the request, so
-that a script that names no experiment runs unmodified for everybody (specification row F7).
+MLflow's clients log to experiment 0 when they name none. Row 0 belongs to the organization of embedded mode; for others the
+id is replaced in the request, so that a script that names no experiment runs unmodified.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,11 +15,11 @@ from resources.metadata.tracking.experiments import DEFAULT_NAME, Experiments
 
 PARAMETERS = ("experiment_id", "experiment_ids")
 CREATE_RUN_PATH = "/mlflow/runs/create"
-"""Here, no experiment at all means 0."""
+"""On this route, no experiment at all means 0."""
 
 
 class DefaultExperiments:
-    """The numbers of organizations' own default experiments, made where there are none."""
+    """Ids of the organizations' default experiments, created on demand."""
 
     def __init__(self, database: Database) -> None:
         self._experiments = Experiments(database)
@@ -33,7 +33,7 @@ class DefaultExperiments:
 
 
 def is_default(value: Any) -> bool:
-    """Whether a text or number is read as 0."""
+    """Return whether a text or number is read as 0."""
     if isinstance(value, bool) or not isinstance(value, str | int):
         return False
     try:
@@ -56,7 +56,7 @@ def requests_default(route: str, query: Mapping[str, Sequence[str]], body: Any) 
 
 
 def replace_in_body(route: str, body: Mapping[str, Any], own: int) -> dict[str, Any]:
-    """The body with the organization's own number for 0."""
+    """Return the body with the organization's own id for 0."""
     replaced = dict(body)
     if is_default(body.get("experiment_id")) or (route.endswith(CREATE_RUN_PATH) and not body.get("experiment_id")):
         replaced["experiment_id"] = str(own)

@@ -1,6 +1,6 @@
-"""Authenticate a job by its token, and check that it reaches only its run, what the run made and what it works with.
+"""Authenticate a job by its token, and restrict it to its own objects.
 
-What belongs here: which objects. Which routes are for jobs, they declare (`allows_jobs`).
+These are its run, what the run created, and its inputs. Which routes accept jobs, routes declare (`allows_jobs`).
 """
 
 import time
@@ -21,10 +21,10 @@ from resources.metadata.ownership import ObjectKind, Reference, stored_id
 from resources.metadata.tables import dataset_versions, logged_models, run_tags
 
 CACHE_SECONDS = 5.0
-"""How long a look at the database holds: a training loop asks often, and a revoked token ends within this time."""
+"""How long a lookup is cached: a training loop sends many calls, and a revoked token ends within this time."""
 MAX_CACHED = 2048
 MAX_DEPTH = 8
-"""Of runs within runs."""
+"""Of nested runs."""
 CREATE_RUN_PATH = "/mlflow/runs/create"
 
 
@@ -35,14 +35,14 @@ class CachedCaller:
 
 
 class JobTokens:
-    """Tells which job a token is of."""
+    """Finds the job of a token."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._cached: dict[str, CachedCaller] = {}
 
     async def caller(self, token: str) -> Caller:
-        """Raises 401 where the token is unknown, expired or revoked."""
+        """Return the caller; raise a 401 if the token is unknown, expired or revoked."""
         known = self._cached.get(hash_token(token))
         if known is not None and time.monotonic() - known.at < CACHE_SECONDS:
             return known.caller
@@ -64,7 +64,7 @@ class JobTokens:
 
 
 def job_token(authorization: str | None) -> str | None:
-    """The token of a header, where it is a job's."""
+    """Return the token of a header, if it is a job's."""
     scheme, _, token = (authorization or "").partition(" ")
     token = token.strip()
     return token if scheme.lower() == "bearer" and token.startswith(TOKEN_PREFIX) else None
@@ -73,14 +73,14 @@ def job_token(authorization: str | None) -> str | None:
 def acted_on_references(
     route: str, path: Mapping[str, str], query: Mapping[str, Sequence[str]], named: frozenset[Reference]
 ) -> frozenset[Reference]:
-    """What a request acts on: through the artifact proxy what its path says, whatever it names beside it."""
+    """Return what a request acts on; for the artifact proxy, objects in its path."""
     if "artifact_path" in path:
         return references(route, {"artifact_path": path["artifact_path"]}, {})
     return references(route, {}, {"path": query.get("path", ())}) if PROXY_LISTING_ROUTE.search(route) else named
 
 
 def job_references(route: str, acted_on: Iterable[Reference], body: Any) -> frozenset[Reference]:
-    """What a job's request names: a run that it makes is named by the parent that it gets, and by nothing else."""
+    """Return what a job's request names; for a run to create, its parent run."""
     named = set(acted_on)
     if route.endswith(CREATE_RUN_PATH):
         named = {reference for reference in named if reference.kind is not ObjectKind.RUN}
@@ -92,11 +92,11 @@ def job_references(route: str, acted_on: Iterable[Reference], body: Any) -> froz
 
 
 def check_job_scope(database: Database, grant: JobGrant, named: frozenset[Reference], *, writes: bool, lists: bool) -> None:
-    """Whether all that a job names is its own.
+    """Check that a job's request names only its own objects.
 
     Raises:
-        HanzoError: 404 as for what is not there at all; 403 where a change names neither a run nor what one made, or a
-            read of objects (`lists`) names none.
+        HanzoError: 404 for other objects, as for missing ones; 403 where a write names neither a run nor a logged model, or
+            a read of objects (`lists`) names none.
     """
     own_run = Reference(ObjectKind.RUN, grant.run_id)
     if writes and not any(reference.kind in (ObjectKind.RUN, ObjectKind.LOGGED_MODEL) for reference in named):
@@ -139,7 +139,7 @@ def belongs_to_job(connection: Connection, grant: JobGrant, reference: Reference
 
 
 def is_descendant(connection: Connection, run_id: str, ancestor: str) -> bool:
-    """Whether a run is another one, or was started below it."""
+    """Return whether a run is `ancestor` or a descendant of it."""
     for _ in range(MAX_DEPTH):
         if run_id == ancestor:
             return True

@@ -1,7 +1,7 @@
-"""Who is at the other end of a connection within this machine: the user of that process, as the kernel knows it.
+"""Identify the user at the other end of a local connection, from the kernel's table.
 
-Loopback without sign-in is open to every user of a machine that several share. What has the rights of this server's own
-user, as a command has, is taken from that user alone.
+On a shared machine, loopback without sign-in is open to every user. Requests with the rights of this server's own user, such
+as running a command, are accepted from that user only.
 """
 
 import ipaddress
@@ -15,14 +15,14 @@ CONNECTIONS = {4: Path("/proc/net/tcp"), 6: Path("/proc/net/tcp6")}
 
 
 def is_own_user(scope: Scope) -> bool:
-    """Whether the request comes straight from a process of this server's own user: through a proxy nobody can tell."""
-    # The server believes the header, which then names any connection that its sender has seen in the kernel's table.
+    """Return whether the request comes directly from a process of this server's own user."""
+    # Behind a proxy the user is unknown: the server trusts this header, so a sender could name another user's connection.
     if any(name == b"x-forwarded-for" for name, _ in scope.get("headers", ())):
         return False
     try:
         client, server = kernel_address(scope["client"]), kernel_address(scope["server"])
         lines = CONNECTIONS[ipaddress.ip_address(scope["client"][0]).version].read_text(encoding="utf-8").splitlines()
-    except (TypeError, ValueError, OSError):  # no address: the client came over something else, or through a proxy
+    except (TypeError, ValueError, OSError):  # no IP address: a Unix socket, or a proxy
         return False
     return any(
         user == os.getuid()
@@ -32,7 +32,7 @@ def is_own_user(scope: Scope) -> bool:
 
 
 def kernel_address(address: tuple[str, int]) -> str:
-    """`("127.0.0.1", 8057)` as the kernel writes it: `0100007F:1F79`, each word of four bytes in the processor's order."""
+    """Format `("127.0.0.1", 8057)` as the kernel does: `0100007F:1F79`, words in host byte order."""
     host, port = address
     packed = ipaddress.ip_address(host).packed
     words = (int.from_bytes(packed[at : at + 4], sys.byteorder) for at in range(0, len(packed), 4))
@@ -40,6 +40,6 @@ def kernel_address(address: tuple[str, int]) -> str:
 
 
 def parse_connection(line: str) -> tuple[str, str, int]:
-    """Local end, remote end and user of a line of the kernel's table."""
+    """Parse local end, remote end and user from a line of the kernel's table."""
     fields = line.split()
     return fields[1], fields[2], int(fields[7])

@@ -19,10 +19,10 @@ from resources.metadata.field_rules import printable
 from resources.metadata.ownership import ObjectKind, Reference, find_owners
 from resources.metadata.registry.model_names import folder_organization
 
-# Which objects a request names: pure functions from its path, query and body to references (row W5).
+# Which objects a request names: pure functions from its path, query and body to references.
 #
-# A parameter's name says what it names, whatever route it stands on, so a new route is covered by using the usual names.
-# The ids by which a search narrows itself (`experiment_ids`) are no references: a search finds only what is the caller's.
+# A parameter's name determines the kind of object on every route, so a new route is covered if it uses the usual names.
+# The ids that narrow a search (`experiment_ids`) are not references: a search only returns objects of the caller.
 
 PARAMETER_KINDS: Mapping[str, ObjectKind] = {
     "experiment_id": ObjectKind.EXPERIMENT,
@@ -41,21 +41,24 @@ PARAMETER_KINDS: Mapping[str, ObjectKind] = {
 REGISTRY_ROUTE = re.compile(r" .*(/registered-models/|/model-versions/|/v1/models(/|$)|/artifacts/models/)")
 """Routes whose `name` is a registered model."""
 PROXY_LISTING_ROUTE = re.compile(r" .*/mlflow-artifacts/artifacts$")
-"""The listing of the artifact proxy, whose `path` is what its other routes have in their path."""
+"""The listing of the artifact proxy; its `path` parameter corresponds to the path of the other routes."""
 SUBMIT_ROUTES = ("POST /v1/jobs", "POST /api/v1/jobs")
-"""A job's model is registered under the name of its definition, or under the job's own in the sandbox."""
+"""A job's model is registered under the name of its definition; in the sandbox, under the job's own name."""
 
 
 def references(
     route: str, path: Mapping[str, str], query: Mapping[str, Sequence[str]], body: Any = None
 ) -> frozenset[Reference]:
-    """Everything that a request names, on a route of that shape (`route_matching.shape`)."""
+    """Return everything that a request names; `route` is a shape (`route_matching.shape`)."""
     fields = [*path.items(), *((name, value) for name, values in query.items() for value in values), *body_fields(body)]
     return frozenset(reference for name, value in fields for reference in parameter_references(route, name, value))
 
 
 def body_fields(body: Any) -> Iterator[tuple[str, Any]]:
-    """The members of a JSON object, and of the objects in its lists. What lies deeper is the user's own data."""
+    """Yield members of a JSON object and of objects in its lists.
+
+    Deeper ones are user data.
+    """
     if isinstance(body, dict):
         for name, value in body.items():
             yield name, value
@@ -84,14 +87,15 @@ def parameter_references(route: str, name: str, value: Any) -> Iterator[Referenc
 
 
 def split_ids(texts: Sequence[str]) -> list[str]:
-    """The ids of `ids=A,B&ids=C`, each once, as access control and the endpoint both read them."""
+    """Split `ids=A,B&ids=C` into unique ids, for access control and the endpoint alike."""
     return list(dict.fromkeys(part for text in texts for part in text.split(",") if part))
 
 
 def proxy_path_references(path: str) -> Iterator[Reference]:
-    """`EXPERIMENT/RUN/...`, `EXPERIMENT/models/LOGGED_MODEL/...` or `models/REGISTERED_MODEL/VERSION/...`.
+    """Yield the objects that a path of the artifact proxy names.
 
-    What begins with another name is a place of the caller's own organization, whatever it is (`api.artifacts.locations`).
+    Paths are `EXPERIMENT/RUN/...`, `EXPERIMENT/models/LOGGED_MODEL/...` or `models/REGISTERED_MODEL/VERSION/...`; any other
+    belongs to the caller's own organization (`api.artifacts.locations`).
     """
     parts = [part for part in path.split("/") if part]
     if parts[:1] == ["models"]:
@@ -107,7 +111,7 @@ def proxy_path_references(path: str) -> Iterator[Reference]:
 
 
 def uri_references(uri: str) -> Iterator[Reference]:
-    """What a model's source names: a run's files, a logged model, another registered model, a place in the object store."""
+    """Yield what a model's source names: run, model, or owner of a stored object."""
     scheme, _, rest = uri.partition(":")
     path = rest.lstrip("/")
     parts = [part for part in path.split("/") if part]
@@ -130,7 +134,10 @@ def uri_references(uri: str) -> Iterator[Reference]:
 
 
 def store_reference(parts: Sequence[str]) -> Reference:
-    """Whose a place in the object store is (a dataset's: `resources.metadata.datasets`), nobody's if it cannot be told."""
+    """Return the owner of a path in the store; an unknown owner matches no caller.
+
+    For datasets see `resources.metadata.datasets`.
+    """
     match parts:
         case [uris.PRODUCT_BUCKET, "runs" | "checkpoints", run, *_]:
             return Reference(ObjectKind.RUN, run)
@@ -140,7 +147,7 @@ def store_reference(parts: Sequence[str]) -> Reference:
             return Reference(ObjectKind.ORGANIZATION, "")
 
 
-# Check that the objects a request names are of the caller's organization; others do not exist for the caller (row W5).
+# Check that the objects a request names belong to the caller's organization; for the caller, others do not exist.
 
 MISSING = {
     ObjectKind.EXPERIMENT: "No Experiment with id={} exists",
@@ -157,11 +164,11 @@ MISSING = {
 def check_ownership(
     database: Database, caller: Caller, named: Iterable[Reference], *, may_be_new: bool, only_own: bool
 ) -> None:
-    """Look everything up in one transaction.
+    """Check all objects in one transaction.
 
     Raises:
-        HanzoError: 404, in the same words for what is another organization's and for what is not there at all; 403 where
-            the caller may act on his own only.
+        HanzoError: 404, with the same message for missing objects and for those of other organizations; 403 where the caller
+            may change only their own.
     """
     wanted = sorted(named)
     with database.read() as connection:
@@ -179,7 +186,7 @@ def check_ownership(
 
 
 def require_ownership(database: Database, caller: Caller, *named: Reference) -> None:
-    """`check_ownership` for endpoints that are declared with `checks_ownership`; nothing without sign-in."""
+    """Run `check_ownership` for endpoints declared with `checks_ownership`; does nothing without sign-in."""
     if caller is not LOCAL:
         check_ownership(database, caller, named, may_be_new=False, only_own=False)
 
@@ -189,7 +196,7 @@ def missing_object(reference: Reference) -> HanzoError:
 
 
 async def require_own_run(request: Request, database: DatabaseDep, caller: CallerDep) -> None:
-    """A dependency: what the body names is the caller's organization's, or the call ends with a 404."""
+    """Require that the objects in the body belong to the caller's organization, else 404 (dependency)."""
     if caller is LOCAL:
         return
     body = parse_body(await request.body(), request.scope["path"])

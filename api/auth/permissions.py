@@ -1,4 +1,4 @@
-"""What the three roles may do (rows W2-W4), and the caller who has them."""
+"""Roles with their permissions, and the caller who has them."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,7 +10,7 @@ from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 
 
 class Permission(StrEnum):
-    """`KIND:ACTION` in the specification's words. The reads of jobs, models and sweeps are implied there."""
+    """`KIND:ACTION` as in the specification, which implies the read permissions of jobs, models and sweeps."""
 
     SERVER_READ = "server:read"
     DATASETS_READ = "datasets:read"
@@ -57,14 +57,14 @@ GRANTS = ROLES | {
     JOB: frozenset({P.SERVER_READ, P.EXPERIMENTS_READ, P.EXPERIMENTS_WRITE, P.DATASETS_READ, P.MODELS_READ}),
     ENGINE: frozenset({P.ENGINE_PULL}),
 }
-"""With the roles of a job's own token, which `allows_jobs` and `job_tokens` limit further, and of the engine's token. No IAM
-can give them. The engine serves all organizations, so no administrator of one has its permission."""
+"""`ROLES` and two that no sign-in server can grant: of a job's own token, which `allows_jobs` and `job_tokens` restrict
+further, and of the engine's token. The engine serves all organizations, so no organization's admin has its permission."""
 OWN_ONLY = {P.JOBS_CANCEL: P.JOBS_CANCEL_OWN}
-"""A permission -> the one that holds for what the caller made, where it lacks the first."""
+"""A permission -> the one that suffices for objects that the caller created."""
 
 
 def required_permission(declared: Permission, body: Any) -> Permission:
-    """The permission that a call requires: registering a version straight into a stage is promoting it."""
+    """Return the required permission: registering a version directly into a stage requires promotion."""
     if declared is P.MODELS_REGISTER and isinstance(body, dict) and body.get("stage") not in (None, "", "none"):
         return P.MODELS_PROMOTE
     return declared
@@ -72,7 +72,7 @@ def required_permission(declared: Permission, body: Any) -> Permission:
 
 @dataclass(frozen=True)
 class Caller:
-    """Who is calling, of which organization, with which of `GRANTS`; `job` where it is a job in his name."""
+    """The calling user with organization and roles (of `GRANTS`); `job` if a job calls."""
 
     user_id: str
     organization: str
@@ -84,11 +84,11 @@ class Caller:
         return ADMIN in self.roles
 
     def model(self, name: str) -> ModelKey:
-        """The registered model that he means by a name: his organization's."""
+        """Return the key of a registered model name within the caller's organization."""
         return ModelKey(self.organization, name)
 
     def user_or(self, claimed: str) -> str:
-        """Whom a call is on record for: who signed in, whatever the request says; without sign-in, whom it names."""
+        """Return the user to record: the one signed in; without sign-in, the claimed one."""
         return claimed if self is LOCAL else self.user_id
 
     def may(self, permission: Permission) -> bool:
@@ -96,4 +96,5 @@ class Caller:
 
 
 LOCAL = Caller(user_id="local", organization=DEFAULT_ORGANIZATION, roles=frozenset({ADMIN}))
-"""Everybody on loopback without sign-in: there is nobody to tell apart, and `api.server` opens no other address so."""
+"""Every caller on loopback without sign-in, where callers cannot be distinguished; `api.server` opens no other address
+in that mode."""

@@ -1,7 +1,7 @@
 """Authenticate the pods of a program on a cluster by the program's own token.
 
-Routes below `/v1/jobs/{job_id}/programs/{program}` are declared with `PROGRAM` in place of a permission: they accept this
-token and no other, with sign-in and without. Access control authenticates; endpoints take the grant as `ProgramGrantDep`.
+Routes below `/v1/jobs/{job_id}/programs/{program}` are declared with `PROGRAM` in place of a permission: they accept only
+this token, with and without sign-in. Access control authenticates; endpoints take the grant as `ProgramGrantDep`.
 """
 
 import time
@@ -20,7 +20,7 @@ from resources.jobs.program_tokens import ProgramGrant, find_program
 from resources.metadata.database import Database
 
 CACHE_SECONDS = 5.0
-"""How long a look-up holds: a revoked token, or a cancellation, takes effect within this time."""
+"""How long a lookup is cached: a revoked token, or a cancellation, takes effect within this time."""
 MAX_CACHED = 2048
 
 
@@ -38,7 +38,7 @@ class ProgramTokens:
         self._cached: dict[str, CachedGrant] = {}
 
     async def find(self, authorization: str | None) -> ProgramGrant | None:
-        """The grant of an `Authorization` header; None if it holds no valid token of a program."""
+        """Return the grant of an `Authorization` header; None without a valid token of a program."""
         token = job_token(authorization)
         if token is None:
             return None
@@ -61,19 +61,19 @@ class ProgramTokens:
 
 
 def program_caller(grant: ProgramGrant) -> Caller:
-    """Who is on record for a program's calls: the user who submitted the job, with the role of a job."""
+    """Return the caller to record for a program: its job's user, as a job."""
     return Caller(user_id=grant.user_id or f"job {grant.job_id}", organization=grant.organization, roles=frozenset({JOB}))
 
 
 def check_same_program(grant: ProgramGrant, path: Mapping[str, str]) -> None:
-    """Raises HanzoError: 403 where the path names another program than the token's."""
+    """Raise a 403 if the path names another program than the token's."""
     if (path.get("job_id"), path.get("program")) != (grant.job_id, grant.program.value):
         message = f"This token belongs to {grant.program} of job '{grant.job_id}': use the addresses of that program"
         raise HanzoError(ErrorCode.PERMISSION_DENIED, message)
 
 
 def not_a_program() -> HanzoError:
-    """For a caller who has signed in otherwise."""
+    """Return the error for a caller authenticated otherwise."""
     return HanzoError(ErrorCode.PERMISSION_DENIED, "Only the job's own pods may do this, with the token of their program")
 
 
@@ -83,7 +83,7 @@ def no_program_token() -> HanzoError:
 
 
 async def program_grant(request: Request) -> ProgramGrant:
-    # Access control puts it there. Without access control the call fails.
+    # Set by access control; without it the call fails.
     found: ProgramGrant = request.state.program_grant
     return found
 

@@ -1,7 +1,7 @@
-"""Match requests to the application's routes: the same one that the application itself will choose.
+"""Match requests to routes exactly as the application will.
 
-Access control decides about the route that runs, not about a path that looks like it, so it reads the application's own
-list in its own order. A kind of route that it cannot read ends the start of the server.
+Access control must decide about the route that will run, not one that looks similar, so it reads the application's own
+routes in their order. A kind of route that it cannot read ends the start of the server.
 """
 
 import re
@@ -21,9 +21,9 @@ UNMATCHED = "unmatched"
 
 @dataclass(frozen=True)
 class Route:
-    """A route of the application. `shape` is its method and template without the names of parameters.
+    """A route of the application; `shape` is method and template without parameter names.
 
-    `declaration` is None for a route that was not declared (`api.routing`): nobody may call it.
+    `declaration` is None for a route that was not declared (`api.routing`), which no caller may use.
     """
 
     method: str
@@ -41,7 +41,7 @@ class Match:
 
 
 class Routes:
-    """The routes of an application that is complete."""
+    """The routes of a complete application."""
 
     def __init__(self, app: FastAPI) -> None:
         self.all = list_routes(app)
@@ -51,23 +51,23 @@ class Routes:
             by_method.setdefault(route.method, []).append(route)
         for method, routes in by_method.items():
             for route in routes:
-                # What takes a path without parameters is known beforehand, and looked up.
+                # The match of a path without parameters is computed once and looked up.
                 if "{" not in route.template and (found := first_match(routes, route.template)) is not None:
                     self._fixed[method, route.template] = found
         self._open = {method: [route for route in routes if "{" in route.template] for method, routes in by_method.items()}
 
     def match(self, method: str, path: str) -> Match | None:
-        """The first route that takes the request; None where the application has none."""
+        """Return the first route that matches the request; None without one."""
         return self._fixed.get((method, path)) or first_match(self._open.get(method, ()), path)
 
     def allowed_methods(self, path: str) -> list[str]:
-        """What the routes at a path take, for who asked with something else."""
+        """List the methods that the routes at a path accept, for the `Allow` header."""
         methods = {method for method in self._open if self.match(method, path) is not None}
         return sorted(methods | ({"HEAD"} if "GET" in methods else set()))
 
 
 def fast_calls(app: FastAPI, resources: FastPathResources) -> dict[tuple[str, str], FastCall]:
-    """The fast path of every route that declares one, by method and path."""
+    """Return the fast path of every route that declares one, by method and path."""
     return {
         (route.method, route.template): route.declaration.fast_path.bind(route.endpoint, resources)
         for route in list_routes(app)
@@ -76,7 +76,7 @@ def fast_calls(app: FastAPI, resources: FastPathResources) -> dict[tuple[str, st
 
 
 def shape(route: str) -> str:
-    """`GET /v1/jobs/{job_id}` as `GET /v1/jobs/{}`."""
+    """Convert `GET /v1/jobs/{job_id}` to `GET /v1/jobs/{}`."""
     return re.sub(r"\{[^}]*\}", "{}", route)
 
 
@@ -88,7 +88,7 @@ def first_match(routes: Sequence[Route], path: str) -> Match | None:
 
 
 def list_routes(app: FastAPI) -> list[Route]:
-    """Every route in the order in which the application tries them, one entry for each method."""
+    """List every route, in the order of matching, with one entry per method."""
     routes: list[Route] = []
     for context in iter_route_contexts(app.routes):
         if isinstance(context.original_route, Mount):
@@ -99,7 +99,7 @@ def list_routes(app: FastAPI) -> list[Route]:
             template, methods = context.path, context.methods
         pattern = compile_path(template)[0]
         for method in sorted(methods):
-            # A HEAD request is answered by the GET route, so it needs what that needs.
+            # A HEAD request is answered by the GET route, so it requires the same permission.
             needs = "GET" if method == "HEAD" else method
             endpoint = getattr(context.original_route, "endpoint", None)
             declaration = find_declaration(app, context)

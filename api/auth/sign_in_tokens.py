@@ -18,7 +18,7 @@ from resources.errors import ErrorCode, HanzoError
 from resources.metadata.field_rules import MAX_USER
 from resources.settings.sections import Auth
 
-# Public signing keys of the sign-in server: fetched from its JWKS, cached, fetched again for an unknown key id.
+# Public signing keys of the sign-in server, fetched from its JWKS and cached; an unknown key id fetches them again.
 
 log = logging.getLogger(__name__)
 
@@ -27,10 +27,10 @@ TIMEOUT_SECONDS = 5.0
 MAX_BYTES = 1 << 20
 MIN_RSA_BITS = 2048
 FETCH_ERRORS = (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError, AttributeError, RecursionError)
-"""What an address that answers nothing, or no JWKS, raises on the way to its keys."""
+"""Exceptions of fetching and parsing keys from an address that does not respond or has no JWKS."""
 ALGORITHMS = {("RSA", None): "RS256", ("EC", "P-256"): "ES256", ("OKP", "Ed25519"): "EdDSA"}
-"""Type and curve of a key -> the one algorithm that it verifies. The token's own choice never counts, so that no public key
-is ever taken for the secret of an HMAC."""
+"""Type and curve of a key -> the only algorithm that it may verify. The token's `alg` never decides, so that a public key
+cannot be used as an HMAC secret."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class VerifyingKey:
 
 
 def verifying_keys(document: Any) -> dict[str, VerifyingKey]:
-    """The usable keys of a JWKS by their `kid`. Keys for other purposes, of other types or too short are left out."""
+    """Return the usable keys of a JWKS by `kid`; others (purpose, type, length) are skipped."""
     keys: dict[str, VerifyingKey] = {}
     for entry in document["keys"]:
         if (key := verifying_key(entry)) is not None:
@@ -66,7 +66,7 @@ def verifying_key(entry: Mapping[str, Any]) -> VerifyingKey | None:
 
 
 class SigningKeys:
-    """The keys of one IAM. All waiting is on the network, in a thread, and never longer than its timeout."""
+    """The keys of one sign-in server. Fetches run in a thread, limited by a timeout."""
 
     def __init__(self, auth: Auth, clock: Callable[[], float] = time.monotonic) -> None:
         self._auth = auth
@@ -78,14 +78,14 @@ class SigningKeys:
         self._refresh: asyncio.Task[None] | None = None
 
     def is_known(self, kid: str) -> bool:
-        """Whether a key is still among those that verify."""
+        """Return whether a key is still accepted."""
         return kid in self._keys and self._clock() - self._fetched_at <= self._auth.keys_limit_seconds
 
     async def get(self, kid: str) -> VerifyingKey | None:
-        """The key of that name; None where the IAM has none.
+        """Return the key of an id; None if the sign-in server has none.
 
         Raises:
-            HanzoError: 503 while there are no keys at all: the IAM cannot be reached, or was not for too long.
+            HanzoError: 503 without any keys: the sign-in server is unreachable, or was for too long.
         """
         if self.is_known(kid):
             if self._clock() - self._fetched_at > self._auth.keys_refresh_seconds:
@@ -104,7 +104,10 @@ class SigningKeys:
             self._refresh = asyncio.create_task(self._fetch())
 
     async def _fetch(self) -> None:
-        """Ask the IAM, unless it was asked just now: neither forged key names nor its failure make a flood of requests."""
+        """Fetch the keys, at most once per interval.
+
+        Neither forged key ids nor an outage can flood the sign-in server with requests.
+        """
         async with self._lock:
             if self._clock() - self._attempted_at < self._auth.keys_retry_seconds:
                 return
@@ -118,7 +121,7 @@ class SigningKeys:
 
 
 def fetch_keys(url: str) -> dict[str, VerifyingKey]:
-    """One request; a redirect is a failure, because it would let another host say who may sign."""
+    """Fetch the keys once; a redirect fails, because it would let another host choose them."""
     with httpx.stream("GET", url, timeout=TIMEOUT_SECONDS, follow_redirects=False) as response:
         if response.status_code != 200:
             raise ValueError(f"status {response.status_code}")
@@ -130,9 +133,9 @@ def fetch_keys(url: str) -> dict[str, VerifyingKey]:
     return verifying_keys(json.loads(body))
 
 
-# Verify bearer tokens (JWT): signed by the sign-in server, for this service, now; with organization and role (row W1).
+# Verify bearer tokens (JWT): signature, audience and times, then organization and role.
 #
-# No message and no log line of this module holds a token or a part of one.
+# No message and no log line of this module contains a token or a part of one.
 
 MAX_TOKEN_LENGTH = 16_384
 MAX_CACHED = 2048
@@ -140,7 +143,7 @@ REQUIRED_CLAIMS = ["exp", "iss", "aud"]
 
 
 class Tokens:
-    """Verifies tokens, and remembers those that it verified until they expire or their key is withdrawn."""
+    """Verifies tokens, and caches them until they expire or their key is withdrawn."""
 
     def __init__(self, auth: Auth, keys: SigningKeys) -> None:
         self._auth = auth
@@ -148,10 +151,10 @@ class Tokens:
         self._verified: dict[str, tuple[Caller, str, float]] = {}
 
     async def caller(self, authorization: str | None) -> Caller:
-        """The caller of a request with this `Authorization` header.
+        """Return the caller of a request with this `Authorization` header.
 
         Raises:
-            HanzoError: 401 where the token proves nothing, 403 where it has no role here, 503 where it can't be checked.
+            HanzoError: 401 if the token is invalid, 403 if it has no role here, 503 if it cannot be checked.
         """
         token = bearer_token(authorization)
         remembered = self._verified.get(token)
@@ -173,7 +176,7 @@ class Tokens:
 
 
 def bearer_token(authorization: str | None) -> str:
-    """The token of a header."""
+    """Return the token of a header."""
     if authorization is None:
         message = "Sign in: send your token as 'Authorization: Bearer TOKEN' (MLflow's clients: set MLFLOW_TRACKING_TOKEN)"
         raise HanzoError(ErrorCode.UNAUTHENTICATED, message)
@@ -186,7 +189,7 @@ def bearer_token(authorization: str | None) -> str:
 
 
 def key_id(token: str) -> str:
-    """The `kid` of a token, which nobody has verified yet."""
+    """Return the `kid` of a token that is not verified yet."""
     try:
         header = jwt.get_unverified_header(token)
     except (jwt.PyJWTError, ValueError, TypeError, RecursionError):
@@ -200,7 +203,7 @@ def key_id(token: str) -> str:
 
 
 def verified_claims(token: str, key: VerifyingKey, auth: Auth) -> Mapping[str, Any]:
-    """The claims, after signature, algorithm, issuer, audience and times were checked."""
+    """Return the claims after checking signature, algorithm, issuer, audience and times."""
     try:
         return jwt.decode(
             token,
@@ -226,7 +229,7 @@ def verified_claims(token: str, key: VerifyingKey, auth: Auth) -> Mapping[str, A
 
 
 def caller_from_claims(claims: Mapping[str, Any], auth: Auth) -> Caller:
-    """Who the claims name. Roles that are not ours are left out."""
+    """Return the caller that the claims name; unknown roles are ignored."""
     user, organization = claims.get(auth.user_claim), claims.get(auth.organization_claim)
     for claim, value in ((auth.user_claim, user), (auth.organization_claim, organization)):
         if not isinstance(value, str) or not 0 < len(value) <= MAX_USER or UNSTORABLE_CHARACTERS.search(value):

@@ -1,8 +1,8 @@
-"""Decide who reaches Dagster's UI at all: it shows what all organizations have.
+"""Decide who may open Dagster's UI, which shows the data of all organizations.
 
-Where one organization works, its roles hold (`policy`). Where several do, it is open only to administrators of the
-organization that runs the installation (`dagster.admin_organization`). There are several as soon as the metadata database
-has data of others, or `scheduler.namespace_per_organization` is set.
+With a single organization, its roles decide (`policy`). With several, only administrators of the organization that runs the
+installation may open it (`dagster.admin_organization`). There are several as soon as the metadata database has data of
+others, or `scheduler.namespace_per_organization` is set.
 """
 
 import time
@@ -34,7 +34,7 @@ class DagsterAccess:
         self._cached: dict[str, tuple[bool, float]] = {}
 
     async def check(self, caller: Caller) -> None:
-        """Raises HanzoError: 403 for a caller who may not open Dagster's UI."""
+        """Raise a 403 for a caller who may not open Dagster's UI."""
         if caller is LOCAL or (caller.is_admin and caller.organization == self._admin_organization):
             return
         if caller.job is not None:
@@ -62,9 +62,9 @@ class DagsterAccess:
 
 
 def has_other_organizations(connection: Connection, organization: str) -> bool:
-    """Whether anything belongs to people of another organization.
+    """Return whether any data belongs to users of another organization.
 
-    What is made in Dagster's UI belongs to the organization `default`, which counts only for jobs that people submitted.
+    What is created in Dagster's UI belongs to the organization `default`, which counts only for jobs that users submitted.
     """
     own = (organization, DEFAULT_ORGANIZATION)
     others = (select(table.c.organization).where(table.c.organization.not_in(own)).limit(1) for table in OWNED_TABLES)

@@ -12,7 +12,7 @@ MAX_DOCUMENT_CHARACTERS = 200_000
 MAX_TOKENS = 20_000
 """The largest document of Dagster's UI has about 2,000."""
 CACHED_DOCUMENTS = 512
-"""The UI sends some hundred documents again and again: each is parsed once, which takes milliseconds."""
+"""The UI repeats some hundred documents, and parsing one takes milliseconds: each is parsed once."""
 
 MUTATION = "mutation"
 Arguments = Mapping[str, Any]
@@ -20,11 +20,11 @@ Arguments = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Mutation:
-    """One mutation of a request, in whichever fragment.
+    """One mutation of a request, also from within a fragment.
 
     Args:
         key: its name in the response, which may be an alias.
-        has_selection: it returns an object, and no scalar.
+        has_selection: it returns an object, not a scalar.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Mutation:
 
 @dataclass(frozen=True)
 class RootField:
-    """A mutation in a document, whose arguments are not evaluated yet."""
+    """A mutation in a document, before its arguments are evaluated."""
 
     name: str
     key: str
@@ -45,7 +45,7 @@ class RootField:
 
 @dataclass(frozen=True)
 class Operation:
-    """`fields` are those of a mutation alone, `defaults` those of its variables."""
+    """`fields` is set for mutations only, `defaults` are those of variables."""
 
     kind: str
     fields: tuple[RootField, ...] = ()
@@ -54,7 +54,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class GraphQLRequest:
-    """A parsed request. `content` is all that Dagster receives of it."""
+    """A parsed request; only `content` is sent to Dagster."""
 
     query: str
     variables: Arguments
@@ -71,7 +71,7 @@ class GraphQLRequest:
 
     @property
     def mutations(self) -> tuple[Mutation, ...]:
-        """All mutations of all operations, whichever `operationName` selects."""
+        """Mutations of all operations, regardless of `operationName`."""
         return tuple(mutation for operation in self.operations for mutation in list_mutations(operation, self.variables))
 
 
@@ -79,7 +79,7 @@ def read_request(document: Any) -> GraphQLRequest:
     """Read a decoded JSON body, or the parameters of a query string.
 
     Raises:
-        HanzoError: it is no single GraphQL request.
+        HanzoError: it is not a single GraphQL request.
     """
     if isinstance(document, list):
         raise invalid("Dagster takes one GraphQL request at a time: send each of the batch by itself")
@@ -94,7 +94,7 @@ def read_request(document: Any) -> GraphQLRequest:
 
 
 def read_variables(value: Any) -> Arguments:
-    """Variables as an object, which Dagster also takes as JSON in a string."""
+    """Return variables as an object; Dagster also accepts them as a JSON string."""
     if isinstance(value, str):
         try:
             value = json.loads(value) if value else None
@@ -109,12 +109,12 @@ def read_variables(value: Any) -> Arguments:
 
 @lru_cache(maxsize=CACHED_DOCUMENTS)
 def parse_operations(query: str) -> tuple[Operation, ...]:
-    """The operations of a document.
+    """Return the operations of a document.
 
     Raises:
-        HanzoError: it is no GraphQL, too long, or holds no operation.
+        HanzoError: it is not GraphQL, is too long, or contains no operation.
     """
-    # Importing GraphQL costs a tenth of the server's start, which only those who open Dagster's UI should pay.
+    # Importing GraphQL takes a tenth of the server's start time, which only users of Dagster's UI should pay.
     from graphql import FragmentDefinitionNode, OperationDefinitionNode, parse
     from graphql.error import GraphQLError
 
@@ -155,7 +155,7 @@ def describe_operation(node: Any, fragments: Mapping[str, Any]) -> Operation:
 
 
 def list_mutations(operation: Operation, variables: Arguments) -> Iterator[Mutation]:
-    """The mutations of an operation with their arguments as JSON."""
+    """Yield the mutations of an operation with their arguments as JSON."""
     from graphql import value_from_ast_untyped
 
     known = {name: value_from_ast_untyped(value) for name, value in operation.defaults} | dict(variables)

@@ -31,12 +31,12 @@ FORWARDED_REQUEST_HEADERS = (
     "if-range",
     "range",
 )
-"""All that Dagster gets to see of a client's headers: no credentials, and nothing that describes the connection."""
+"""The only client headers that Dagster receives: no credentials, nothing that describes the connection."""
 OWN_RESPONSE_HEADERS = frozenset(
     {"connection", "date", "keep-alive", "proxy-authenticate", "server", "set-cookie", "te", "trailer"}
     | {"transfer-encoding", "upgrade", "location"}
 )
-"""Headers of Dagster's responses that hold for its own connection, or that this server sets."""
+"""Headers of Dagster's responses that concern its own connection, or that this server sets."""
 UNAVAILABLE = (
     "Dagster's web server does not answer, and the tracking server works without it: an operator should check the "
     "deployment dagster-webserver and the setting dagster.url"
@@ -52,7 +52,7 @@ MAX_DESCRIBED_RUNS = 200
 
 
 class DagsterServer:
-    """HTTP client of one Dagster web server. Connects when it is first used."""
+    """HTTP client of one Dagster web server. Connects on first use."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
@@ -68,12 +68,12 @@ class DagsterServer:
         body: Any = None,
         plain: bool = False,
     ) -> "httpx.Response":
-        """The beginning of Dagster's response; the caller reads or closes it.
+        """Return Dagster's response once its headers arrive; the caller reads or closes it.
 
         Args:
             path: below `PREFIX`, decoded.
             body: JSON to send.
-            plain: the response is JSON without compression, because the caller reads it.
+            plain: request uncompressed JSON, because the caller reads it.
 
         Raises:
             HanzoError: 503 if Dagster's web server does not answer.
@@ -96,7 +96,7 @@ class DagsterServer:
                 del request.headers[name]
         try:
             return await http.send(request, stream=True, follow_redirects=False)
-        except (httpx.TransportError, AttributeError) as error:  # AttributeError: anyio, of a connection closed at once
+        except (httpx.TransportError, AttributeError) as error:  # AttributeError: anyio, if the connection closes at once
             log.warning("Dagster's web server at %s does not answer: %s", self.url, type(error).__name__)
             raise HanzoError(ErrorCode.TEMPORARILY_UNAVAILABLE, UNAVAILABLE) from None
 
@@ -119,7 +119,7 @@ class DagsterServer:
             await response.aclose()
 
     async def describe_runs(self, run_ids: Sequence[str]) -> Mapping[str, DagsterRun]:
-        """Read assets and jobs of Dagster runs; unknown ids are left out.
+        """Return assets and jobs of Dagster runs; unknown ids are left out.
 
         Raises:
             HanzoError: 503 if Dagster's web server does not answer, 400 for too many ids.
@@ -147,20 +147,20 @@ class DagsterServer:
         import httpx
 
         if self._http is None:
-            # No connection is kept: one that Dagster closes just then would be a request that fails.
+            # No keep-alive: a request on a connection that Dagster is just closing would fail.
             self._http = httpx.AsyncClient(
                 timeout=httpx.Timeout(READ_SECONDS, connect=CONNECT_SECONDS),
                 limits=httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=0),
-                cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # one user's would travel with all others
+                cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # else users would share cookies
                 trust_env=False,
             )
         return self._http
 
 
 class ForwardedResponse(StreamingResponse):
-    """Stream a response of Dagster.
+    """Streams a response of Dagster.
 
-    Its connection is closed also when the client disconnects.
+    Its connection is closed even if the client disconnects.
     """
 
     def __init__(self, response: "httpx.Response") -> None:
@@ -175,13 +175,13 @@ class ForwardedResponse(StreamingResponse):
 
 
 async def response_chunks(response: "httpx.Response") -> AsyncIterator[bytes]:
-    """The body as Dagster compressed it."""
+    """Yield the body as Dagster compressed it."""
     async for chunk in response.aiter_raw():
         yield chunk
 
 
 def response_headers(response: "httpx.Response") -> dict[str, str]:
-    """Dagster's headers, a redirection below its own prefix among them."""
+    """Return Dagster's headers, with a redirect only below its own prefix."""
     kept = {name: value for name, value in response.headers.items() if name not in OWN_RESPONSE_HEADERS}
     path = response.headers.get("location", "").removeprefix(str(response.request.url.copy_with(raw_path=b"/")).rstrip("/"))
     return kept | ({"location": path} if path == PREFIX or path.startswith(f"{PREFIX}/") else {})

@@ -1,7 +1,7 @@
 """Decide which GraphQL operations of Dagster a caller may send. Pure: no I/O.
 
-Queries and subscriptions are reads. A mutation needs the permission of the same call under `/v1`; one that is not in the
-table, which a new release of Dagster may bring, is for ml-admin.
+Queries and subscriptions are reads. A mutation requires the permission of the same call under `/v1`; a mutation that is not
+in the table, as a new release of Dagster may add, requires ml-admin.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,7 +28,7 @@ MUTATIONS: Mapping[str, Permission] = {
 TERMINATIONS = frozenset({"terminateRun", "terminateRuns", "terminatePipelineExecution"})
 LAUNCH_ARGUMENTS = ("executionParams", "executionParamsList", "backfillParams")
 PROMOTION_ASSET = "promotion"
-"""Last part of the keys of assets that put a version into production: launching one is promoting."""
+"""Last part of the keys of assets that put a version into production; launching one counts as promotion."""
 JOB_TAGS = ("dagster/partition", "hanzo_ml/preparation")
 """Run tags with the id of the job that a Dagster run works for."""
 POD_TAG_PREFIX = "dagster-k8s/"
@@ -36,12 +36,12 @@ POD_TAG_PREFIX = "dagster-k8s/"
 ORGANIZATION_TAG = "hanzo_ml/organization"
 """Run tag with the organization whose dataset a run works on."""
 UI_USER = "dagster"
-"""Who is recorded as the user of jobs that were launched in Dagster's UI."""
+"""The user recorded for jobs launched in Dagster's UI."""
 
 
 @dataclass(frozen=True)
 class DagsterRun:
-    """What Dagster knows of a run that a mutation names."""
+    """What Dagster knows about a run that a mutation names."""
 
     assets: tuple[str, ...]
     job_ids: tuple[str, ...]
@@ -50,7 +50,7 @@ class DagsterRun:
 def refusal(caller: Caller, request: GraphQLRequest, *, allows_mutations: bool = True) -> str | None:
     """Return why the caller may not send a request; None if allowed.
 
-    Decides by the request alone; `run_refusal` by the runs that it names.
+    Considers only the request; `run_refusal` considers the runs that it names.
 
     Args:
         allows_mutations: false for requests by GET and over a websocket.
@@ -92,7 +92,7 @@ def run_refusal(
     """Return why the caller may not end or repeat Dagster runs; None if allowed.
 
     Args:
-        users: who submitted each job, by the job's id.
+        users: the user of each job, by the job's id.
     """
     if caller.is_admin:
         return None
@@ -115,13 +115,13 @@ def selection_refusal(caller: Caller, selection: Iterable[str]) -> str | None:
 
 
 def cancels_own_only(caller: Caller, permission: Permission) -> bool:
-    """Whether the caller may cancel his own jobs and no others."""
+    """Return whether the caller may cancel their own jobs only."""
     own = OWN_ONLY.get(permission)
     return own is not None and not caller.may(permission) and caller.may(own)
 
 
 def run_tags(mutation: Mutation) -> Iterator[tuple[str, str]]:
-    """The run tags that a mutation sets, wherever its arguments have them."""
+    """Yield the run tags that a mutation sets, anywhere in its arguments."""
     for found in values_by_key(mutation.arguments, ("tags", "extraTags")):
         for tag in found if isinstance(found, list) else [found]:
             if isinstance(tag, dict):
@@ -134,7 +134,7 @@ def asset_selections(mutation: Mutation) -> Iterator[list[str] | None]:
         launches = mutation.arguments.get(name)
         for launch in launches if isinstance(launches, list) else [launches]:
             if isinstance(launch, dict):
-                # A backfill with a selector is one of a whole job, and Dagster may ignore its asset selection.
+                # A backfill with a selector targets a whole job, and Dagster may ignore its asset selection.
                 is_job_backfill = name == "backfillParams" and launch.get("selector") is not None
                 yield None if is_job_backfill else selected_assets(launch)
 
@@ -150,17 +150,17 @@ def selected_assets(launch: Mapping[str, Any]) -> list[str] | None:
 
 
 def as_list(value: Any) -> list[Any]:
-    """Return a GraphQL list input as a list, also a single item."""
+    """Return a GraphQL list input as a list; it may be a single item."""
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def terminated_runs(request: GraphQLRequest) -> list[str]:
-    """Ids of the Dagster runs that a request ends."""
+    """Return ids of the Dagster runs that a request ends."""
     arguments = [mutation.arguments for mutation in request.mutations if mutation.name in TERMINATIONS]
     return [str(run_id) for value in values_by_key(arguments, ("runId", "runIds")) for run_id in as_list(value)]
 
 
 def repeated_runs(request: GraphQLRequest) -> list[str]:
-    """Ids of the Dagster runs that a request launches once more."""
+    """Return ids of the Dagster runs that a request repeats."""
     arguments = [mutation.arguments for mutation in request.mutations if MUTATIONS.get(mutation.name) is LAUNCH]
     return [str(value) for value in values_by_key(arguments, ("parentRunId",)) if value]

@@ -8,24 +8,24 @@ DEFAULT_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 
 
 def is_same_origin(headers: Headers) -> bool:
-    """Whether a page of this server certainly sent the request.
+    """Return whether the request was certainly sent by a page of this server.
 
     Ports are compared too: `SameSite` cookies ignore them.
     """
     site = headers.get("sec-fetch-site")
-    if site is not None:  # by the browser itself, which no page can change
+    if site is not None:  # set by the browser, and not forgeable by a page
         return site == "same-origin"
     origin = headers.get("origin")
     return origin is not None and authority(origin) == authority(f"{urlsplit(origin).scheme}://{headers.get('host', '')}")
 
 
 def is_from_browser(headers: Headers) -> bool:
-    """Whether a page sent the request: programs send neither header."""
+    """Return whether a web page sent the request: programs send neither header."""
     return "sec-fetch-site" in headers or "origin" in headers
 
 
 def authority(url: str) -> tuple[str | None, int | None]:
-    """Host and port of an address; without a host for what is no address."""
+    """Return host and port of a URL; (None, None) if it is malformed."""
     try:
         parts = urlsplit(url)
         return parts.hostname, parts.port or DEFAULT_PORTS.get(parts.scheme)

@@ -1,8 +1,8 @@
 """Forward GraphQL subscriptions between a browser and Dagster's web server over websockets.
 
-Access control has authenticated the handshake. A connection lives as long as its token does: the caller is authenticated
-again every `RECHECK_SECONDS`, so that an expired or withdrawn token ends it. Messages to Dagster are read and serialized
-again; those of kinds that this module does not know end the connection.
+Access control has authenticated the handshake. The caller is authenticated again every `RECHECK_SECONDS`, so that an expired
+or withdrawn token ends the connection. Messages to Dagster are parsed and serialized again; an unknown kind of message ends
+the connection.
 """
 
 import asyncio
@@ -30,14 +30,14 @@ log = logging.getLogger(__name__)
 
 SOCKET_PATH = f"{PREFIX}/graphql"
 SUBPROTOCOLS = ("graphql-ws", "graphql-transport-ws")
-"""Of GraphQL over websockets, the older one first, which Dagster 1.13 speaks. Both are read alike."""
+"""Of GraphQL over websockets, the older one first, which Dagster 1.13 speaks. Both are parsed alike."""
 STARTS = ("start", "subscribe")
 CONTROLS = ("connection_init", "connection_terminate", "stop", "complete", "ping", "pong")
 RECHECK_SECONDS = 5.0
 PING_SECONDS = 20.0
-"""To Dagster, which may be busy with a page for as long as three of these before it counts as gone."""
+"""Pings to Dagster; a busy server may miss three before it counts as gone."""
 MAX_CONNECTIONS = 200
-"""Of each worker: more are refused."""
+"""Per worker; further ones are refused."""
 MAX_MESSAGE_BYTES = 1 << 20
 """From a browser."""
 MAX_UPDATE_BYTES = 16 << 20
@@ -47,11 +47,11 @@ Authenticate = Callable[[], Awaitable[Caller]]
 
 
 class UnexpectedMessage(Exception):
-    """A message that is not forwarded, and ends the connection."""
+    """A message that is not forwarded and ends the connection."""
 
 
 class DagsterSocket:
-    """ASGI application of the websocket. `scope["state"]["authenticate"]` finds the caller, again and again."""
+    """ASGI application of the websocket; `scope["state"]["authenticate"]` finds the caller, repeatedly."""
 
     def __init__(self, url: str, access: DagsterAccess) -> None:
         self._url = f"ws{url.rstrip('/').removeprefix('http')}{SOCKET_PATH}"
@@ -59,7 +59,7 @@ class DagsterSocket:
         self._connections = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises HanzoError: a refusal of the handshake."""
+        """Accept and forward; raise HanzoError to refuse the handshake."""
         authenticate: Authenticate = scope["state"]["authenticate"]
         await self._access.check(await authenticate())
         offered = [name for name in scope.get("subprotocols", ()) if name in SUBPROTOCOLS]
@@ -116,11 +116,11 @@ class DagsterSocket:
         if tasks[0] in done and tasks[0].exception() is None:
             return  # the client has closed it
         code, reason = close_reason(next(iter(done)))
-        with suppress(Exception):  # the client may have gone in the meantime
+        with suppress(Exception):  # the client may have disconnected meanwhile
             await send({"type": "websocket.close", "code": code, "reason": reason})
 
     async def _await_expiry(self, authenticate: Authenticate) -> None:
-        """Returns never. Raises HanzoError as soon as the caller may no longer be connected."""
+        """Wait until the caller may no longer be connected, then raise HanzoError."""
         while True:
             await asyncio.sleep(RECHECK_SECONDS)
             await self._access.check(await authenticate())
@@ -139,7 +139,7 @@ def close_reason(ended: "asyncio.Task[None]") -> tuple[int, str]:
 
 
 async def forward_requests(dagster: "ClientConnection", receive: Receive, send: Send, authenticate: Authenticate) -> None:
-    """Messages of the browser. Ends when it closes the connection."""
+    """Forward messages of the browser until it closes the connection."""
     while True:
         message = await receive()
         if message["type"] != "websocket.receive":
@@ -156,7 +156,7 @@ async def forward_requests(dagster: "ClientConnection", receive: Receive, send: 
 
 
 async def forward_updates(dagster: "ClientConnection", send: Send) -> None:
-    """Messages of Dagster, as they are. Ends when it closes the connection."""
+    """Forward messages of Dagster unchanged until it closes the connection."""
     from websockets.exceptions import ConnectionClosed
 
     with suppress(ConnectionClosed):
@@ -177,12 +177,12 @@ def decode(text: str) -> Mapping[str, Any]:
 
 
 def read_message(document: Mapping[str, Any], caller: Caller) -> tuple[str | None, dict[str, Any]]:
-    """Return why a message is refused, or None, and the message to forward.
+    """Return why a message is refused (or None), and the message to forward.
 
     Credentials in `connection_init` are not forwarded.
 
     Raises:
-        UnexpectedMessage: it is of no known kind.
+        UnexpectedMessage: it is of an unknown kind.
     """
     kind, number = document.get("type"), document.get("id")
     if number is not None and not isinstance(number, str):
@@ -203,6 +203,6 @@ def read_message(document: Mapping[str, Any], caller: Caller) -> tuple[str | Non
 
 
 def error_message(document: Mapping[str, Any], problem: str) -> dict[str, Any]:
-    """The refusal of one operation: one subprotocol has an error, the other a list."""
+    """Return the refusal of one operation: an error or a list of errors, by subprotocol."""
     error = {"message": problem}
     return {"type": "error", "id": document.get("id"), "payload": error if document.get("type") == "start" else [error]}

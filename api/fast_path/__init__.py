@@ -1,4 +1,4 @@
 """Fast path of calls that clients make thousands of times.
 
-`middleware` takes them, `run_logging` parses what they log, `reads` reads runs, metrics and experiments.
+`middleware` dispatches them, `run_logging` parses logging calls, `reads` reads runs, metrics and experiments.
 """

@@ -1,7 +1,7 @@
-"""Answer plain calls of frequent routes without FastAPI; pass every other request on to the route of its path.
+"""Answer simple calls of frequent routes without FastAPI; pass every other request on.
 
-Which routes have a fast path is in their declarations (`api.routing`): `FastWrite` (`run_logging`), `FastQuery` and
-`FastSearch` (`reads`). Everything unusual is left to the route, so that there is one set of rules and one set of messages.
+Routes declare their fast path (`api.routing`): `FastWrite` (`run_logging`), `FastQuery` and `FastSearch` (`reads`). Unusual
+requests are left to the route, so that rules and messages exist only once.
 """
 
 import asyncio
@@ -21,13 +21,14 @@ from resources.metadata.tracking.tracking import Tracking
 from resources.metadata.writes.group_commit import RunWriter
 
 BODY_SECONDS = 60
-"""For a megabyte at most: a body that has arrived in part takes room that other writers wait for."""
+"""Limit for a body of at most a megabyte: a partial body occupies memory that other writers wait for."""
 
 
 class FastCall(Protocol):
-    """Finds what answers a request: a response, the route where that must judge, or None where the client went away.
+    """Finds the response to a request.
 
-    The route is given as `route`; as `with_body` of it where the body was read already.
+    Returns `route` if the route must handle it (`with_body` of it if the body was read already), or None if the client
+    disconnected.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, route: ASGIApp) -> ASGIApp | None: ...
@@ -35,7 +36,7 @@ class FastCall(Protocol):
 
 @dataclass(frozen=True)
 class FastPathResources:
-    """What fast calls of an application share."""
+    """Objects that the fast calls of an application share."""
 
     tracking: Tracking
     writer: RunWriter
@@ -49,7 +50,7 @@ class FastPath(Protocol):
 
 
 class FastPathMiddleware:
-    """ASGI middleware, the innermost: access control comes before it, or is up to the call.
+    """Innermost ASGI middleware; access control runs before it.
 
     Args:
         calls: by method and path.
@@ -83,10 +84,10 @@ def is_json(scope: Scope) -> bool:
 
 
 async def whole_body(message: Message, receive: Receive) -> bytes | None:
-    """The body of a request, whose first message was received; None where the client went away.
+    """Return the body after its first message; None if the client disconnected.
 
     Raises:
-        HanzoError: its rest does not come.
+        HanzoError: the rest does not arrive in time.
     """
     if message["type"] != "http.request":
         return None
@@ -107,7 +108,7 @@ async def whole_body(message: Message, receive: Receive) -> bytes | None:
 
 
 def with_body(body: bytes, route: ASGIApp) -> ASGIApp:
-    """`route` for a request whose body was received already."""
+    """Return `route` for a request whose body was already read."""
     waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def call_route(scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,7 +1,7 @@
-"""Fast path of frequent reads: call the endpoint in a thread, without FastAPI's resolution of its arguments.
+"""Fast path of frequent reads: call the endpoint in a thread, without FastAPI's argument resolution.
 
-That resolution is two thirds of the time of such a call. The endpoint makes the response either way, and
-tests/api/fast_path/test_reads.py holds both ways together.
+That resolution takes two thirds of the time of such a call. The endpoint creates the response either way, and
+tests/api/fast_path/test_reads.py checks that both paths agree.
 """
 
 import asyncio
@@ -21,14 +21,14 @@ from api.middleware.request_body import header
 
 Arguments = dict[str, Any]
 ParseQuery = Callable[[str], Arguments | None]
-"""A query string to the endpoint's arguments; None where the route must judge."""
+"""Convert a query string to the endpoint's arguments; None if the route must handle it."""
 
 RUN = frozenset({"run_id", "run_uuid"})
 
 
 @dataclass(frozen=True)
 class FastQuery:
-    """A GET whose query says all."""
+    """A GET with all its arguments in the query."""
 
     parse: ParseQuery
 
@@ -38,14 +38,14 @@ class FastQuery:
 
 @dataclass(frozen=True)
 class FastSearch:
-    """A POST whose JSON body says all: the endpoint's `body`."""
+    """A POST with all its arguments in the JSON body, the endpoint's `body`."""
 
     def bind(self, endpoint: Callable[..., Any], resources: FastPathResources) -> FastCall:
         return SearchCall(signature(endpoint).parameters["body"].annotation, EndpointInThread(endpoint, resources))
 
 
 class EndpointInThread:
-    """An endpoint that takes `tracking`, and perhaps `caller`."""
+    """An endpoint that takes `tracking`, and possibly `caller`."""
 
     def __init__(self, endpoint: Callable[..., Any], resources: FastPathResources) -> None:
         self._endpoint = partial(endpoint, tracking=resources.tracking)
@@ -90,12 +90,12 @@ def parse_run(query: str) -> Arguments | None:
 
 
 def has_body(scope: Scope) -> bool:
-    """Whether the request may have one: some clients send JSON with GET."""
+    """Return whether the request may have a body: some clients send JSON with GET."""
     return header(scope, b"content-length") not in (None, b"", b"0") or header(scope, b"transfer-encoding") is not None
 
 
 def with_run_id(given: Arguments | None) -> Arguments | None:
-    """Arguments with the run under the one name that endpoints have for it; None where there is no run."""
+    """Return the arguments with the run as `run_id`; None without a run."""
     if given is None:
         return None
     rest = {name: text for name, text in given.items() if name not in RUN}
@@ -104,7 +104,7 @@ def with_run_id(given: Arguments | None) -> Arguments | None:
 
 
 def parse_fields(query: str, known: Collection[str], may_be_empty: Collection[str] = ()) -> Arguments | None:
-    """The parameters of a query that names at least one, each once, none that is unknown and none that is empty."""
+    """Parse a non-empty query; None if a parameter is repeated, unknown or empty."""
     pairs = parse_qsl(query, keep_blank_values=True)
     given = dict(pairs)
     if not given or len(given) != len(pairs) or not given.keys() <= set(known):
@@ -113,7 +113,7 @@ def parse_fields(query: str, known: Collection[str], may_be_empty: Collection[st
 
 
 def decode_body(model: type[Body], body: bytes) -> Body | None:
-    """The body as the route reads it, or None where the route would refuse it."""
+    """Parse the body as the route does; None if the route would refuse it."""
     try:
         return model.model_validate(parse_json(body))
     except (ValueError, RecursionError):

@@ -1,8 +1,9 @@
-"""Fast path of logging calls: a plain body goes to the writer with the call's audit count, and is answered after its commit.
+"""Fast path of logging calls: queue a simple body, and answer after its commit.
 
-Bodies are decoded to a `RunWrite` in microseconds. What is accepted here is accepted by the route too, and means the same;
-what is odd (an alias, a number written as text) or wrong in any way is left to the route, so that there is one set of
-messages. tests/api/fast_path/test_fast_run_logging.py holds both together.
+The call's audit count is written in the same transaction. Bodies are decoded to a `RunWrite` in microseconds. What is
+accepted here is also accepted by the route, with the same meaning; unusual bodies (an alias, a number as text) and invalid
+ones are left to the route, so that messages exist only once. tests/api/fast_path/test_fast_run_logging.py checks that both
+agree.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,16 +25,16 @@ from resources.metadata.writes.group_commit import RunWriter
 from resources.metadata.writes.write_decisions import Points, RunWrite, run_write_from_points
 
 Decode = Callable[[bytes, str | None], RunWrite | None]
-"""A body, and the organization that its sender is limited to."""
+"""Decodes a body, for the organization to which its sender is limited."""
 LoggingBody = TypeVar("LoggingBody", "LogMetric", "LogBatch", "RunPair")
 
 NUMBERS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
 
 class Body(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """A message of which every member is named here, also those that clients send and that mean nothing.
+    """A message that declares every member, also meaningless ones that clients send.
 
-    Among others there may be another spelling of a name (`api.json_bodies.proto_fields`).
+    An undeclared member could be another spelling of a name (`api.json_bodies.proto_fields`).
     """
 
 
@@ -43,7 +44,7 @@ class Metric(Body):
     timestamp: Annotated[int, Meta(ge=0, le=MAX_INT64)]
     step: Annotated[int, Meta(ge=-MAX_INT64 - 1, le=MAX_INT64)] = 0
     model_id: Literal[""] = ""
-    """Metrics of a logged model have a second table, which may refuse one, and its neighbours with it."""
+    """Metrics of a logged model go to a second table, which may refuse one and with it the whole batch."""
     dataset_name: str = ""
     dataset_digest: str = ""
     run_id: str = ""
@@ -72,7 +73,7 @@ class LogBatch(Body):
 
 
 class NotPlain(Exception):
-    """The route must judge this body."""
+    """The route must handle this body."""
 
 
 _metric = msgspec.json.Decoder(LogMetric)
@@ -154,7 +155,7 @@ _BODY: Message = {"type": "http.response.body", "body": b"{}"}
 
 @dataclass(frozen=True)
 class FastWrite:
-    """A logging call whose body `decode` reads."""
+    """A logging call whose body `decode` parses."""
 
     decode: Decode
 
@@ -170,8 +171,8 @@ class WriteCall:
     async def __call__(self, scope: Scope, receive: Receive, route: ASGIApp) -> ASGIApp | None:
         if not is_json(scope):
             return route
-        first = await receive()  # a client that sends nothing delays nobody
-        # A client that has sent a part delays only others whose bodies come in parts too.
+        first = await receive()  # a client that sends nothing blocks no other
+        # A client that has sent a part of its body blocks only others with partial bodies.
         async with self._writer.arriving if first.get("more_body", False) else nullcontext():
             body = await whole_body(first, receive)
             if body is None:

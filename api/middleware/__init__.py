@@ -1,1 +1,1 @@
-"""ASGI middleware that every request passes: validation of hosts, access control, normalization."""
+"""ASGI middleware of all requests: host validation, access control, normalization."""

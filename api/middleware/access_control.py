@@ -1,10 +1,10 @@
-"""Control access to every route: who is calling, may they, is everything they name their organization's. Refuses by default.
+"""Control access to every route: authentication, permission, and ownership of named objects. Refuse by default.
 
-An endpoint finds its caller in `scope["state"]["caller"]` (`api.dependencies.CallerDep`). One that is declared with
-`checks_ownership` leaves the id of its run in `scope["state"]["run_id"]` for the audit log.
+Endpoints find their caller in `scope["state"]["caller"]` (`api.dependencies.CallerDep`). An endpoint declared with
+`checks_ownership` stores the id of its run in `scope["state"]["run_id"]` for the audit log.
 
-Without sign-in there is one caller, who may do everything with everything: nothing is looked up or refused, but what he
-changes is on record all the same.
+Without sign-in there is a single caller with all permissions: nothing is looked up or refused, but changes are still
+recorded.
 """
 
 import json
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_REFUSED_BODY_BYTES = 64 << 10
-"""Bytes of a body that is read of a call that is refused all the same."""
+"""How much of a refused call's body is read for the audit log."""
 CHALLENGE = {"WWW-Authenticate": "Bearer"}
 
 
@@ -61,9 +61,9 @@ class AccessControl:
     """ASGI middleware.
 
     Args:
-        tokens: None where there is no sign-in.
-        websockets: application of each path that takes websockets. It authenticates again by `scope["state"]`'s
-            `authenticate`, and raises HanzoError to refuse the handshake.
+        tokens: None without sign-in.
+        websockets: application of each websocket path. It authenticates again with `scope["state"]`'s `authenticate`, and
+            raises HanzoError to refuse the handshake.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class AccessControl:
     async def _open_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Authenticate the handshake of a websocket.
 
-        The web UI's cookie is accepted from pages of this server.
+        The web UI's cookie is accepted from this server's own pages only.
         """
         headers, authenticator, endpoint = Headers(scope=scope), self._authenticator, self._websockets.get(scope["path"])
         call = begin_websocket(scope, scope["path"] if endpoint is not None else "")
@@ -155,7 +155,7 @@ class AccessControl:
     async def _without_sign_in(
         self, match: Match, declared: Declaration, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Nobody signs in: the call is let through, and is on record with what it names."""
+        """Pass a call on without sign-in, and record it with the objects that it names."""
         call = scope["state"]["call"] = begin_call(scope, match)
         call.caller, call.audit = LOCAL, declared.audit
         if not declared.checks_ownership:
@@ -167,9 +167,9 @@ class AccessControl:
                     await too_large(refusal)(scope, receive, send)
                     return
                 except HanzoError:
-                    return  # the client went away: there is nobody to answer, and nothing was done
+                    return  # the client disconnected: no response is needed, and nothing was done
                 receive = bodies.resend_body(raw, receive)
-                with suppress(HanzoError):  # the endpoint says what is wrong with it
+                with suppress(HanzoError):  # the endpoint reports what is wrong with it
                     body = bodies.parse_body(raw, scope["path"])
             call.references = references(match.route.shape, match.parameters, parse_query(scope), body)
         await self._answer_on_record(call, scope, receive, send)
@@ -196,8 +196,8 @@ class AccessControl:
                 if match is None:
                     raise no_such_route(scope["method"], scope["path"])
                 if declared is None or not isinstance(declared.permission, Permission):
-                    log.error("%s declares no permission and is refused to everybody", match.route.shape)
-                    raise HanzoError(ErrorCode.PERMISSION_DENIED, "This server does not allow this call to anybody")
+                    log.error("%s declares no permission and is always refused", match.route.shape)
+                    raise HanzoError(ErrorCode.PERMISSION_DENIED, "This server does not allow this call")
                 call.audit = declared.audit
                 receive = await self._authorize(call, match, declared, scope, receive)
         except HanzoError as refusal:
@@ -241,7 +241,7 @@ class AccessControl:
         scope["state"]["program_grant"] = grant
 
     async def _authorize(self, call: Call, match: Match, declared: Declaration, scope: Scope, receive: Receive) -> Receive:
-        """Let the caller in, or raise. Returns what the endpoint will read its body from."""
+        """Authorize the caller, or raise. Return the endpoint's `receive`."""
         caller = call.caller
         assert caller is not None
         permission = declared.permission
@@ -309,7 +309,10 @@ class AccessControl:
         await answer(scope, receive, send)
 
     async def _answer_on_record(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
-        """The call, on record before its answer leaves, and also where an error leaves it without one."""
+        """Run the call, and record it before its response is sent.
+
+        A call that fails without a response is recorded too.
+        """
         answered = False
 
         async def recorded(message: Message) -> None:
@@ -327,7 +330,7 @@ class AccessControl:
             raise
 
     async def _record_failed(self, call: Call, status: int) -> None:
-        """A call that failed at this door, if it would be on record had it passed."""
+        """Record a call that failed during authorization, if its route is audited."""
         if call.audit is not Audit.NONE:
             await self._audit_log.record_call(call, status)
 
@@ -337,20 +340,20 @@ def parse_query(scope: Scope) -> dict[str, list[str]]:
 
 
 async def refused_references(match: Match, declared: Declaration, scope: Scope, receive: Receive) -> frozenset[Reference]:
-    """What somebody names who may not call at all, for the record: nothing is looked up, and no long body is read for it."""
+    """Return what a refused call names, for the audit log, without look-ups."""
     body: Any = None
     if (
         not declared.streams_body
         and not declared.checks_ownership
         and 0 < (bodies.declared_length(scope) or 0) <= MAX_REFUSED_BODY_BYTES
     ):
-        with suppress(HanzoError, HTTPException):  # no JSON, or the client has gone away
+        with suppress(HanzoError, HTTPException):  # not JSON, or the client disconnected
             body = bodies.parse_body(await bodies.read_body(receive), scope["path"])
     return references(match.route.shape, match.parameters, parse_query(scope), body)
 
 
 async def refuse_handshake(answer: Response, scope: Scope, send: Send) -> None:
-    """Answer a websocket's handshake with an HTTP response; with 403 where the server sends no other."""
+    """Refuse a websocket handshake with an HTTP response, or the server's 403 if unsupported."""
     if "websocket.http.response" not in scope.get("extensions", {}):
         await send({"type": "websocket.close", "code": 1008})
         return

@@ -13,21 +13,21 @@ from resources.errors import ErrorCode
 
 # Validate Host and Origin headers, and set security headers on every response.
 #
-# A request must name this server by one of its own names, so that no page reaches it through DNS rebinding
-# (CVE-2025-14279); a page of another origin is refused, and no answer carries an Access-Control header. Probes are let
-# through by any name: Kubernetes calls them by the address of the pod, and they tell nothing.
+# The Host must be one of this server's names, which stops DNS rebinding (CVE-2025-14279); pages of other origins are
+# refused, and no response has an Access-Control header. Probes accept any Host: Kubernetes calls them by the pod's
+# address, and they reveal nothing.
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 PROBES = frozenset({"/alive", "/ready", "/health"})
 SECURITY_HEADERS = ((b"x-content-type-options", b"nosniff"), (b"x-frame-options", b"SAMEORIGIN"))
-"""On every answer, as in MLflow. What the policy of a page forbids besides (`routes.ui.static_files`) stays forbidden."""
+"""On every response, as in MLflow, in addition to the policy of a page (`routes.ui.static_files`)."""
 SECURITY_HEADER_NAMES = frozenset(name for name, _ in SECURITY_HEADERS)
 REFUSALS = {"Host": "Invalid Host header", "Origin": "Cross-origin request blocked"}
-"""How MLflow's refusals begin: its clients and test suites look for the words."""
+"""Start of the messages as in MLflow's, on which its clients and test suites rely."""
 
 
 class HostValidation:
-    """ASGI middleware: refuses a request whose Host or Origin is none of `allowed`, and marks every answer."""
+    """ASGI middleware: check Host and Origin against `allowed`, and add security headers."""
 
     def __init__(self, app: ASGIApp, allowed: Iterable[str]) -> None:
         self._app = app
@@ -67,37 +67,36 @@ def with_security_headers(send: Send) -> Send:
     return marked
 
 
-@lru_cache(maxsize=256)  # of a handful of names, for every request
+@lru_cache(maxsize=256)  # few distinct names, parsed for every request
 def host_name(url: str) -> str | None:
-    """The host of a URL or of `//HOST:PORT`, without its port."""
+    """Return the host of a URL or of `//HOST:PORT`, without its port."""
     try:
         return urlsplit(url).hostname
     except ValueError:
         return None
 
 
-# A page in a browser reads and never writes (row F5), whoever's script runs in it.
+# Web pages may only read, whichever script runs in them.
 #
-# Browsers name the page's origin in every request that may change something, and cannot be told by a page to leave that
-# out; MLflow's clients send no such header. So the wall needs no knowledge of the UI, and holds for forged requests of
-# other sites.
+# Browsers send the page's origin with every request that may change something, and a page cannot suppress it; MLflow's
+# clients send no such header. So the check is independent of the UI, and stops forged requests of other sites as well.
 
 READ_PATHS = re.compile(
     r"/(ajax-)?api/\d\.\d/?mlflow/([a-z-]+/)+(search|search-datasets|get-latest-versions)"
     r"|/graphql"
     r"|/ajax-api/\d\.\d/mlflow/(ui-telemetry|gateway-proxy)"
 )
-"""Paths of what only asks, though by POST. All of a path: what ended so was taken for a question, as an artifact of the name
-`search` that was deleted.
+"""POST paths that only read. They must match entirely: matched by their end, the deletion of an artifact named `search` once
+counted as a read.
 """
 SIGN_IN_PATHS = ("/login", "/logout")
 OTHER_PAGES = ("/dagster/",)
-"""Below these are pages with writes of their own, whose routes check origin and role themselves."""
+"""Pages below these paths may write; their routes check origin and role themselves."""
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
 class ReadOnlyPages:
-    """ASGI middleware: refuses what a web page sends to MLflow's API, unless it only reads."""
+    """ASGI middleware: refuse writes to MLflow's API from web pages."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

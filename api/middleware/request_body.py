@@ -9,18 +9,18 @@ from starlette.types import Message, Receive, Scope
 from api.json_bodies import parse_json, with_proto_names
 from resources.errors import invalid
 
-# A header of a request as its scope has it: most requests ask for a handful that are not there.
+# Read request headers from the scope without building a `Headers` object: most lookups find nothing.
 
 
 def header(scope: Scope, wanted: bytes) -> bytes | None:
-    """The first header of that name, which is in small letters as the server makes them; None where there is none."""
+    """Return the first header with a lower-case name; None without one."""
     for name, value in scope["headers"]:
         if name == wanted:
             return bytes(value)
     return None
 
 
-# Limit, read and resend request bodies: access control reads those that name objects (row X9).
+# Limit, read and resend request bodies: access control reads those that name objects.
 
 
 def too_large(limit: int) -> HTTPException:
@@ -28,7 +28,7 @@ def too_large(limit: int) -> HTTPException:
 
 
 def declared_length(scope: Scope) -> int | None:
-    """The length that the client announces; None where it streams. The server lets no longer body through."""
+    """Return the announced length; None for a streamed body. The server enforces it."""
     length = header(scope, b"content-length")
     if length is not None and length.isdigit():
         return int(length[:20])
@@ -36,7 +36,7 @@ def declared_length(scope: Scope) -> int | None:
 
 
 def limit_body(receive: Receive, limit: int) -> Receive:
-    """A body of unknown length that ends with a 413 as soon as it is too long."""
+    """Raise a 413 once a body of unknown length exceeds the limit."""
     received = 0
 
     async def receive_counted() -> Message:
@@ -51,7 +51,7 @@ def limit_body(receive: Receive, limit: int) -> Receive:
 
 
 async def read_body(receive: Receive) -> bytes:
-    """The whole body."""
+    """Return the whole body."""
     chunks: list[bytes] = []
     while True:
         message = await receive()
@@ -63,7 +63,7 @@ async def read_body(receive: Receive) -> bytes:
 
 
 def resend_body(body: bytes, receive: Receive) -> Receive:
-    """The body once more for the endpoint, then whatever the client sends next."""
+    """Return a `receive` that yields the body again, then further messages of the client."""
     is_sent = False
 
     async def receive_body() -> Message:
@@ -77,13 +77,13 @@ def resend_body(body: bytes, receive: Receive) -> Receive:
 
 
 MLFLOW_PATH = "mlflow"
-"""In the path of every route whose body is a message of MLflow's protocol: of runs, of models, of artifacts in parts."""
+"""Part of every path whose body is a message of MLflow's protocol (runs, models, multipart artifacts)."""
 
 
 def parse_body(body: bytes, path: str) -> Any:
-    """The JSON of a body that is is_sent to `path`, None where there is none.
+    """Parse the JSON body of a request to `path`; None without one.
 
-    What cannot be read here is refused here: an endpoint with another reader must not find objects that nobody checked.
+    A body that cannot be parsed is refused here: an endpoint with another parser must not find unchecked objects.
     """
     if not body:
         return None

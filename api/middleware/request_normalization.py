@@ -4,11 +4,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class HeadersSent(OSError):
-    """Ends an answer whose body nobody wants, as a connection that the client has cut would: a log never ends by itself."""
+    """Ends a response after its headers, like a closed connection: a followed log never ends."""
 
 
 async def respond_to_head(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer HEAD on a route that has GET and no answer of its own to HEAD: as GET, without the body."""
+    """Answer HEAD with the headers of GET, on a route without its own HEAD."""
     answered = False
 
     async def begin(message: Message) -> None:
@@ -23,15 +23,15 @@ async def respond_to_head(app: ASGIApp, scope: Scope, receive: Receive, send: Se
     try:
         await app({**scope, "method": "GET"}, receive, begin)
     except Exception:
-        # Once it has answered, what comes is `HeadersSent`, as whatever it became on its way through the application.
+        # After the response has begun, this is `HeadersSent`, or an exception that the application made of it.
         if not answered:
             raise
 
 
 class LeadingSlashes:
-    """ASGI middleware: `//api/2.0/...` becomes `/api/2.0/...`, before anything decides by the path.
+    """ASGI middleware: rewrite `//api/2.0/...` to `/api/2.0/...`, before any decision by path.
 
-    A script whose tracking URI ends with a slash asks so, and MLflow's server answers. Slashes further in are names.
+    A script whose tracking URI ends with a slash sends such paths, which MLflow's server accepts. Other slashes are kept.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -1,6 +1,6 @@
-"""Files over MLflow's API: the listing of a run, and the proxy that gives and takes what `mlflow-artifacts:/...` names.
+"""Artifacts over MLflow's API: listing the files of a run, and the proxy for `mlflow-artifacts:/...`.
 
-Which paths the proxy has is written in `api.artifacts.locations`.
+`api.artifacts.locations` defines the paths of the proxy.
 """
 
 from fastapi import Request, Response
@@ -34,7 +34,7 @@ def list_artifacts(
     run_id: RunIdParameter,
     path: str = "",
 ) -> TypedResponse[responses.FilesAnswer]:
-    folder = checked_folder(path)  # before anything is looked up, as in MLflow: what climbs is no path of any run
+    folder = checked_folder(path)  # before any look-up, as in MLflow
     run = tracking.runs.get(run_id)
     check_proxied(run.artifact_uri)
     files = [file_message(entry) for entry in artifacts.entries(run.id, folder)]
@@ -45,7 +45,7 @@ def list_artifacts(
 def file_of_run(
     path: str, request: Request, tracking: TrackingDep, artifacts: RunArtifactsDep, run_id: RunIdParameter
 ) -> Response:
-    """FastTrackML's path; MLflow's is /get-artifact."""
+    """Download a file of a run under FastTrackML's path; MLflow's is /get-artifact."""
     checked_path(path)
     run = tracking.runs.get(run_id)
     check_proxied(run.artifact_uri)
@@ -60,7 +60,7 @@ def list_proxied(
     caller: CallerDep,
     path: str = "",
 ) -> TypedResponse[responses.ProxiedFilesAnswer]:
-    """Entries named relative to `path`, as the client of the proxy expects."""
+    """List entries with names relative to `path`, as the proxy's client expects."""
     folder = checked_folder(path)
     if is_version_path(folder):
         found = version_entries(database, store, folder, caller.organization)
@@ -97,7 +97,10 @@ async def upload(
 
 @router.delete("/mlflow-artifacts/artifacts/{artifact_path:path}", Permission.EXPERIMENTS_DELETE)
 def delete(artifact_path: str, locations: ArtifactLocationsDep, caller: CallerDep) -> TypedResponse[responses.NothingAnswer]:
-    """A file, a folder, or all files of a run, which MLflow's client names by its folder with a slash at the end."""
+    """Delete a file, a folder, or all files of a run.
+
+    For the last, MLflow's client names the run's folder with a trailing slash.
+    """
     named = artifact_path.removesuffix("/") if artifact_path.endswith("/artifacts/") else artifact_path
     location = locations.locate(checked_path(named), caller.organization)
     location.check_writable()
@@ -113,12 +116,12 @@ async def upload_small(
     run_uuid: str = "",
     path: str = "",
 ) -> TypedResponse[responses.NothingAnswer]:
-    """How the web UI uploads: the body is the file, of at most 10 MB."""
+    """Upload from the web UI: the body is the file, of at most 10 MB."""
     for name, given in (("run_uuid", run_uuid), ("path", path)):
         if not given:
             raise invalid(f"Request must specify {name}.")
     checked_path(path)
-    # A body of a length that nobody told would be read to its end: browsers tell it.
+    # A body without a length would be read to its end; browsers always send the length.
     length = int(request.headers.get("content-length", 0))
     if length > MAX_WEB_UPLOAD_BYTES:
         raise invalid("Artifact size is too large. Max size is 10MB.")
@@ -132,7 +135,7 @@ async def upload_small(
 
 
 async def store_body(request: Request, artifacts: OwnedArtifacts, owner: str, path: str) -> UploadedFile:
-    """Stream the body into the store: one that breaks off, or is not what its checksums say, leaves nothing."""
+    """Stream the body into the store; an interrupted or corrupt upload leaves nothing."""
     length = request.headers.get("content-length")
     size = int(length) if length is not None else None
     try:

@@ -1,4 +1,4 @@
-"""/mlflow/experiments/*: the group of runs that clients log to."""
+"""/mlflow/experiments/*: the groups of runs that clients log to."""
 
 from functools import partial
 from pathlib import Path
@@ -64,7 +64,7 @@ class SearchExperiments(Message):
 @router.post("/create", Permission.EXPERIMENTS_WRITE)
 def create(body: CreateExperiment, tracking: TrackingDep, caller: CallerDep) -> TypedResponse[responses.ExperimentIdAnswer]:
     tags = {tag.key: tag.value for tag in body.tags}
-    # Without sign-in everybody is on this machine: a relative path is one of the server's folder, as in MLflow.
+    # Without sign-in all callers are on this machine: relative paths refer to the server's folder, as in MLflow.
     location = absolute_location(body.artifact_location, str(Path.cwd())) if caller is LOCAL else body.artifact_location
     made = tracking.experiments.create(body.name, caller.organization, artifact_location=location, tags=tags)
     return mlflow_response(experiment_id=str(made.id))

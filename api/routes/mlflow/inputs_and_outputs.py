@@ -1,4 +1,4 @@
-"""Inputs and outputs of runs over MLflow's API: datasets and models that a run read, and models that it made."""
+"""Inputs and outputs of runs over MLflow's API: datasets and models."""
 
 import json
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from resources.metadata.tracking.tracking import Tracking
 
 router = Router("/mlflow", tag="mlflow")
 paths_without_slash = Router(tag="mlflow")
-"""A slash is missing in MLflow's own definition of one path, so its clients ask there."""
+"""MLflow's own definition of one path lacks a slash, and its clients call that path."""
 
 REQUIRED_MODEL_FIELDS = frozenset({"artifact_path", "flavors", "utc_time_created", "run_id"})
 COPIED_MODEL_FIELDS = ("run_id", "utc_time_created", "artifact_path", "model_uuid")
@@ -54,7 +54,7 @@ def log_model(body: LogModel, tracking: TrackingDep) -> TypedResponse[responses.
 
 
 def history_entry(model_json: str) -> dict[str, Any]:
-    """What the history says of a model: `Model.get_tags_dict` of MLflow 3.17, so flavors without their configuration."""
+    """Convert model info to a history entry without flavor configuration (`Model.get_tags_dict`, MLflow 3.17)."""
     try:
         model = json.loads(model_json)
     except (ValueError, RecursionError):
@@ -131,7 +131,7 @@ def search_datasets(
 
 
 def dataset_summaries(tracking: Tracking, experiment_ids: Sequence[str], organization: str) -> list[DatasetSummary]:
-    """Raises a 400 where no experiment is named, or too many are."""
+    """Return datasets of the experiments; raise a 400 for none or too many of them."""
     asked = len(experiment_ids)
     if not asked:
         raise invalid("SearchDatasets request must specify at least one experiment_id.")

@@ -1,4 +1,4 @@
-"""/mlflow/logged-models/*: the models that training scripts save, with params, tags, metrics and files (MLflow 3)."""
+"""/mlflow/logged-models/*: models that training scripts save, with params, tags, metrics and files (MLflow 3)."""
 
 import json
 from dataclasses import replace
@@ -33,7 +33,7 @@ VERSIONS_TAG = "mlflow.modelVersions"
 FILTER_STATUSES = {"UPLOAD_FAILED": "failed"}
 NUMBERS = {str(number): theirs for number, theirs in enumerate(TO_MLFLOW.values(), start=1)}
 Status = Annotated[Required, BeforeValidator(lambda value: NUMBERS.get(str(value), value))]
-"""By name, or by number, which protobuf's JSON allows too, also as text."""
+"""By name or, as protobuf's JSON allows, by number, also as text."""
 
 
 class Pair(Message):
@@ -83,7 +83,7 @@ class SearchLoggedModels(Message):
     order_by: tuple[OrderBy, ...] = ()
     page_token: str = ""
     include_metrics: StrictBool = True
-    """A list of models without their metrics is smaller: MLflow's own pages ask for it so."""
+    """MLflow's own pages request lists without metrics, which are smaller."""
 
 
 @router.post("", Permission.EXPERIMENTS_WRITE, allows_jobs=True)
@@ -194,12 +194,12 @@ def download(
 
 
 def last_values(sent: tuple[Pair, ...]) -> dict[str, str]:
-    """Each key once, with the value that was sent last."""
+    """Return each key once, with its last value."""
     return {pair.key: pair.value for pair in sent}
 
 
 def translate_status(condition: Condition) -> Condition:
-    """MLflow's statuses as its client shows them: READY, PENDING, UPLOAD_FAILED."""
+    """Translate statuses as MLflow's client shows them: READY, PENDING, UPLOAD_FAILED."""
     if (condition.entity, condition.key) != ("attribute", "status"):
         return condition
     if isinstance(condition.value, tuple):
@@ -213,7 +213,7 @@ def stored_status(text: str) -> str:
 
 
 def model_message(found: ModelDetails) -> dict[str, Any]:
-    """A model as MLflow's JSON. Its versions are in a tag of MLflow's too, which is the registry's word, whoever set it."""
+    """Convert a model to MLflow's JSON; the registry overrides the tag with its versions."""
     model = found.model
     made = [{"name": each.name, "version": each.version} for each in found.registrations]
     tags = {**found.tags, VERSIONS_TAG: json.dumps(made)} if made else found.tags

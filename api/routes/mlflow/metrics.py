@@ -1,4 +1,4 @@
-"""Histories of metrics: of one run, and of many runs at once, sampled for charts."""
+"""Metric histories: of one run, and of many runs at once, sampled for charts."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -20,15 +20,15 @@ from resources.metadata.field_rules import MAX_INT64
 from resources.metadata.tracking.metrics import HistoryPage, Metrics, RunPoint, StepRange
 
 MAX_HISTORY = 25_000
-"""Points of the largest page. As many are put in order as a whole; what follows is read as it is sent."""
+"""Largest page, sorted as a whole; later points are read while they are sent."""
 STREAMED_POINTS = 5000
-"""Points of what follows that are read and sent at once."""
+"""How many of the later points are read and sent at once."""
 
 router = Router("/mlflow", tag="mlflow")
 
 
 def parse_history(query: str) -> Arguments | None:
-    """Arguments of `get_history`; None where the route must judge."""
+    """Return the arguments of `get_history`; None if the route must handle the query."""
     given = with_run_id(parse_fields(query, RUN | {"metric_key", "page_token", "max_results"}, may_be_empty={"page_token"}))
     if given is None or "metric_key" not in given:
         return None
@@ -46,7 +46,10 @@ def get_history(
     page_token: str = "",
     max_results: Annotated[int | None, Query(ge=1)] = None,
 ) -> TypedResponse[responses.HistoryAnswer] | StreamingResponse:
-    """The whole history unless `max_results` asks for pages; none where nobody knows the run, as in MLflow."""
+    """Return the whole history, or a page of `max_results`.
+
+    It is empty for an unknown run, as in MLflow.
+    """
     limit = min(max_results or MAX_HISTORY, MAX_HISTORY)
     first = tracking.metrics.history(run_id, metric_key, limit, page_token or None)
     if max_results is not None or first.next_page_token is None:
@@ -55,7 +58,7 @@ def get_history(
 
 
 def whole_history(metrics: Metrics, run_id: str, key: str, page: HistoryPage) -> Iterator[bytes]:
-    """The JSON of a history from its first page on, page by page: as much memory for a long one as for a short one."""
+    """Stream the JSON of a history page by page, in constant memory."""
     yield b'{"metrics":['
     while True:
         yield msgspec.json.encode(point_messages(page.points))[1:-1]
@@ -82,7 +85,7 @@ def get_history_bulk_interval(
     end_step: Step | None = None,
     max_results: int = MAX_POINTS_PER_RUN,
 ) -> TypedResponse[responses.HistoryOfRunsAnswer]:
-    """At most `max_results` points of each run. Runs that nobody knows have none."""
+    """Return at most `max_results` points of each run; none of unknown runs."""
     if not run_ids:
         raise invalid("Missing value for required parameter 'run_ids'.")
     check_count("GetMetricHistoryBulkInterval request must specify at most", len(run_ids))
@@ -100,7 +103,7 @@ def get_history_bulk(
     metric_key: str | None = None,
     max_results: Annotated[int, Query(ge=1)] = MAX_POINTS,
 ) -> TypedResponse[responses.HistoryOfRunsAnswer]:
-    """The first points of all these runs together, as releases of MLflow before 2.3 asked for them."""
+    """Return the first points of all runs together, for MLflow before 2.3."""
     if not run_id:
         raise invalid("GetMetricHistoryBulk request must specify at least one run_id.")
     check_count("GetMetricHistoryBulk request cannot specify more than", len(run_id))

@@ -31,15 +31,15 @@ from resources.metadata.registry.source_uris import download_uri, is_own_store_u
 from resources.metadata.registry.version_lifecycle import ClientVersion, Registry, SourceDescription
 from resources.registration.source_description import describe_source
 
-# Files of versions that lie in the object store: `mlflow-artifacts:/models/NAME/VERSION/...` of the artifact proxy.
+# Files of versions in the object store: `mlflow-artifacts:/models/NAME/VERSION/...` of the artifact proxy.
 #
-# So an MLflow client downloads what the asset graph trained, whose source is a logical URI that only this server can
-# read. Read-only: a version's files never change. The listing shares its route with that of runs (`artifacts`).
+# MLflow clients can thus download models trained by the asset graph, whose source is a logical URI that only this server
+# can resolve. Read-only: a version's files never change. The listing shares its route with that of runs (`artifacts`).
 
 file_router = Router("/mlflow-artifacts/artifacts", tag="mlflow")
 
 NUMBER_PATTERN = "[0-9]{1,19}"
-"""Other words are none: `models/MODEL/artifacts` are a logged model's files, of an experiment at the root of the proxy."""
+"""Only numbers: `models/MODEL/artifacts` are files of a logged model, for an experiment at the root of the proxy."""
 VERSION_PATH = re.compile(rf"models/[^/]+/{NUMBER_PATTERN}(?:/.*)?", re.DOTALL)
 
 register_url_convertor("version", type("Version", (StringConvertor,), {"regex": NUMBER_PATTERN})())
@@ -75,7 +75,7 @@ def is_version_path(proxied: str) -> bool:
 
 
 def version_entries(database: Database, store: Store, proxied: str, organization: str) -> list[Entry]:
-    """What lies directly below `models/NAME/VERSION[/FOLDER]`."""
+    """List the entries directly below `models/NAME/VERSION[/FOLDER]`."""
     _, name, number, *below = checked_path(proxied).split("/", 3)
     version = stored_version(database, ModelKey(organization, name), number)
     return entries_below(store, "/".join([version.source.rstrip("/"), *below]), "")
@@ -89,13 +89,13 @@ def stored_version(database: Database, model: ModelKey, number: str) -> ModelVer
 
 
 def artifact_at(version: ModelVersion, uri: str) -> Artifact | None:
-    """The recorded artifact of a version that a file belongs to: its manifest is known by its hash."""
+    """Return the recorded artifact that contains a file; the record has its manifest's hash."""
     return next((artifact for artifact in version.own_artifacts.values() if uri.startswith(f"{artifact.uri}/")), None)
 
 
-# /mlflow/model-versions/*: the numbered versions of a model, their stages, tags and files (row F8).
+# /mlflow/model-versions/*: the numbered versions of a model, their stages, tags and files.
 #
-# What may be a version's source, and why, is written in `resources.metadata.registry.model_version_sources` (row F11).
+# `resources.metadata.registry.model_version_sources` defines and explains which sources are allowed.
 
 router = Router("/mlflow/model-versions", tag="mlflow")
 
@@ -149,7 +149,7 @@ def create(
     body: CreateVersion, database: DatabaseDep, store: StoreDep, caller: CallerDep
 ) -> TypedResponse[responses.VersionAnswer]:
     tags = {tag.key: tag.value for tag in body.tags}
-    # Before the source is looked for: who misspells the model is not to be told that its files are missing.
+    # Before the source is checked: a misspelled model name must not be reported as missing files.
     RegisteredModels(database).get(caller.model(body.name))
     if is_prompt(tags):
         if body.source not in PROMPT_PLACEHOLDERS:
@@ -187,7 +187,7 @@ def update(body: UpdateVersion, database: DatabaseDep, caller: CallerDep) -> Typ
 
 @router.post("/transition-stage", Permission.MODELS_PROMOTE)
 def transition_stage(body: Transition, database: DatabaseDep, caller: CallerDep) -> TypedResponse[responses.VersionAnswer]:
-    """Into Production, the version that was there is always archived: a name has one at most (row O4)."""
+    """Change the stage; promoting to Production always archives the previous version there."""
     stage = mlflow_stage(body.stage)
     if body.archive_existing_versions and stage not in ACTIVE_STAGES:
         raise invalid(

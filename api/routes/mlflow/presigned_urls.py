@@ -21,13 +21,13 @@ from recipes.storage.signed_urls import MAX_PARTS, SignedTransfers, UploadedPart
 from resources.errors import ErrorCode, HanzoError, invalid, not_found
 from resources.metadata.artifacts.locations import PROXY_SCHEME, is_proxied
 
-# MLflow's presigned URLs of a run's or a logged model's files. Its clients ask for them where files lie in a bucket of
-# the client's own choice, and MLflow signs those with the server's rights. This server has rights to its own store alone,
-# whose files go through the artifact proxy (multipart uploads below): so every request is checked, and answered as MLflow
-# answers a proxied one.
+# MLflow's presigned URLs for files of a run or a logged model. Its clients request them for files in a bucket of the
+# client's choice, and MLflow signs them with the server's rights. This server has rights to its own store only, whose files
+# go through the artifact proxy (multipart uploads below): every request is checked, and answered as MLflow answers a proxied
+# one.
 
 MAX_SECONDS = 604_800
-"""Seven days: no S3 server takes a signature for longer."""
+"""Seven days: S3 servers accept no longer signature."""
 
 presigned_router = Router("/mlflow/artifacts", tag="mlflow")
 
@@ -77,22 +77,22 @@ def presigned_unsupported(operation: str, uri: str, where: str, needed: str) -> 
     )
 
 
-# MLflow's uploads in parts and downloads that go past this server, over URLs signed for the S3 server.
+# MLflow's multipart uploads, and downloads that bypass this server, over URLs signed for the S3 server.
 #
-# Only where there is an S3 server; a folder answers 501, as in MLflow. What comes in so is hashed once its parts are one
-# object, before the client is told that it is stored, and what goes out is hashed before its URL is given away (row
-# X7). A client does this by itself where `server-info` says that it may, which is where `storage.public_endpoint` is set:
-# else nobody knows whether clients reach the S3 server at all.
+# Only with an S3 server; a folder answers 501, as in MLflow. An upload is hashed once its parts are one object, before the
+# client gets the response, and a download is hashed before its URL is handed out. Clients use these routes by themselves if
+# `server-info` allows it, that is, if `storage.public_endpoint` is set: otherwise it is unknown whether clients can reach
+# the S3 server.
 
 router = Router("/mlflow-artifacts", tag="mlflow")
 
 SEPARATOR = re.compile(r"[/\\]")
-"""Of a path on the client's system, whichever that is."""
+"""Separates a path on the client's system, of any kind."""
 PartNumber = Annotated[int, Field(ge=1, le=MAX_PARTS)]
 
 
 class FileBody(Message):
-    """`path` is the client's own name of the file: its last part is operation it will be called."""
+    """`path` is the client's local path; its last part becomes the file's name."""
 
     path: Required
 
@@ -151,7 +151,7 @@ def complete(
     except UploadRefused:
         raise invalid("The parts are not those that were uploaded, and nothing was stored: upload them again") from None
     except FileNotFoundError:
-        # Perhaps the client lost the answer to its first request, which may be at work still.
+        # Possibly a retry after a lost response; the first request may still be running.
         if not is_assembled_from(files.store, uri, parts):
             message = "No such upload is on its way there: it was completed or aborted, or is of another file"
             raise not_found(message) from None
@@ -165,7 +165,7 @@ def abort(
 ) -> TypedResponse[responses.NothingAnswer]:
     location = locations.locate(body.below(artifact_path), caller.organization)
     check_supported(transfers, "Multipart upload")
-    with suppress(FileNotFoundError):  # nothing is on its way, which is operation was asked for
+    with suppress(FileNotFoundError):  # no such upload: already the requested state
         transfers.abort(location_uri(location), body.upload_id)
     return mlflow_response()
 
@@ -190,7 +190,7 @@ def check_supported(transfers: SignedTransfers, operation: str) -> None:
 
 
 def is_assembled_from(store: Store, uri: str, parts: Sequence[UploadedPart]) -> bool:
-    """Whether operation lies at `uri` was made of these parts. Always False where ETags are no MD5 (SSE-KMS)."""
+    """Return whether `uri` was assembled from these parts; False for ETags without MD5 (SSE-KMS)."""
     try:
         return store.open(uri).version.strip('"') == multipart_etag(parts)
     except FileNotFoundError:

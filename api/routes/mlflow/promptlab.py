@@ -1,6 +1,6 @@
-"""/mlflow/runs/create-promptlab-run: a prompt that was tried out by hand, kept as a run: its params, and one row of a table.
+"""/mlflow/runs/create-promptlab-run: save a prompt experiment as a run with params and a one-row table.
 
-Not kept is what MLflow saves besides: a model that asks the gateway, which there is none of here.
+Unlike MLflow's, the run has no model that calls the gateway: there is none here.
 """
 
 import json
@@ -30,11 +30,11 @@ TAGS = {
     "mlflow.runSourceType": "PROMPT_ENGINEERING",
 }
 REQUIRED = ("experiment_id", "prompt_template", "prompt_parameters", "model_route", "model_input", "mlflow_version")
-"""In the order in which MLflow misses them."""
+"""In the order in which MLflow checks them."""
 
 
 class Parameter(Message):
-    """Of a prompt or of a model: a number is kept as the text that Python makes of it, as in MLflow."""
+    """A parameter of a prompt or model; numbers are stored as Python formats them."""
 
     key: str
     value: Any = None
@@ -78,7 +78,7 @@ async def create(
 
 
 def create_run(body: CreatePromptlabRun, tracking: Tracking, caller: Caller) -> Run:
-    """The run with all but its file, or nothing."""
+    """Create the run with everything but its file, or nothing."""
     params = [parameter.pair for parameter in body.model_parameters]
     params += [("model_route", body.model_route), ("prompt_template", body.prompt_template)]
     with tracking.write() as writer:
@@ -96,7 +96,7 @@ def create_run(body: CreatePromptlabRun, tracking: Tracking, caller: Caller) -> 
 
 
 def results_table(body: CreatePromptlabRun) -> bytes:
-    """What the page of the experiment shows of the run: what was asked and answered, in one row."""
+    """Encode the table that the experiment page shows: prompt and answer in one row."""
     asked, more = ([each.pair for each in given] for given in (body.prompt_parameters, body.model_output_parameters))
     cells = [*asked, ("prompt", body.model_input), ("output", body.model_output), *more]
     return json.dumps({"columns": [name for name, _ in cells], "data": [[value for _, value in cells]]}).encode()

@@ -1,4 +1,4 @@
-"""/mlflow/registered-models/*: the names under which versions are kept, with their tags and aliases (row F8)."""
+"""/mlflow/registered-models/*: the names of models, with their tags and aliases."""
 
 from typing import Annotated
 
@@ -115,7 +115,7 @@ def search(
 def latest_versions(
     body: LatestVersions, database: DatabaseDep, caller: CallerDep
 ) -> TypedResponse[responses.LatestVersionsAnswer]:
-    """The newest version of each stage asked for; of every stage where none is."""
+    """Return the newest version of each requested stage, by default of every stage."""
     model = RegisteredModels(database).get(caller.model(body.name))
     wanted = {ours for stage in body.stages for ours in stages_in_mlflow_stage(mlflow_stage(stage))}
     found = [version for version in newest_by_stage(model.latest) if not wanted or version.stage in wanted]
@@ -155,7 +155,10 @@ def delete_alias(body: AliasName, database: DatabaseDep, caller: CallerDep) -> T
 
 @router.get("/alias", Permission.MODELS_READ, allows_jobs=True)
 def get_by_alias(name: str, alias: str, database: DatabaseDep, caller: CallerDep) -> TypedResponse[responses.VersionAnswer]:
-    """The version that an alias points at; `latest` is the newest of all. An unknown alias is a 400, as in MLflow."""
+    """Return the version of an alias; `latest` is the newest.
+
+    An unknown alias gives a 400, as in MLflow.
+    """
     checked_alias(alias)
     model = RegisteredModels(database).get(caller.model(name))
     if alias.lower() == LATEST_ALIAS:

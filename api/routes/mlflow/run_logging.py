@@ -1,6 +1,6 @@
-"""What training scripts log to a run: log-metric, log-batch, log-parameter, set-tag and delete-tag.
+"""Data that training scripts log to a run: log-metric, log-batch, log-parameter, set-tag and delete-tag.
 
-Plain calls of the first four take the fast path (`api.fast_path.run_logging`) and never get here.
+Simple calls of the first four take the fast path (`api.fast_path.run_logging`) and never get here.
 """
 
 import math
@@ -23,18 +23,21 @@ router = Router("/mlflow", tag="mlflow")
 
 
 class LogMetric(MetricBody, OfRun):
-    """One point of a run."""
+    """One point of a metric of a run."""
 
 
 def number_as_text(value: Any) -> Any:
-    """A number as the text that JSON has for it; what is neither text nor a number is left to be refused."""
+    """Format a number as JSON does; return any other value unchanged, for validation."""
     if isinstance(value, float):
         return str(value) if math.isfinite(value) else value
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 class Pair(Tag):
-    """In a batch a number is a value too, as FastTrackML takes it. MLflow's server keeps an empty text in its place."""
+    """A param or tag of a batch; FastTrackML accepts numbers as values.
+
+    MLflow's server stores an empty text instead.
+    """
 
     key: Required
     value: Annotated[str, BeforeValidator(number_as_text)] = ""

@@ -1,4 +1,4 @@
-"""/mlflow/runs/*: create, read, update, delete, restore and search runs. What is logged to them is in `run_logging`."""
+"""/mlflow/runs/*: create, read, update, delete, restore and search runs (logging: `run_logging`)."""
 
 from pydantic import Field
 
@@ -52,8 +52,8 @@ class SearchRuns(Message):
 def create(
     body: CreateRun, tracking: TrackingDep, caller: CallerDep, idempotency_key: IdempotencyKey = None
 ) -> TypedResponse[responses.RunAnswer]:
-    """Sent again with the same Idempotency-Key it answers with the run that was made, whatever the body says."""
-    # What is answered is read before the commit: a run that its maker was told nothing of would be made once more.
+    """Create a run; a repeated Idempotency-Key returns the existing run, and ignores the body."""
+    # Read the response before the commit: if reading failed after it, the client would create the run again.
     with tracking.write() as writer:
         made = tracking.runs.create(
             experiment_number(body.experiment_id or str(DEFAULT_ID)),

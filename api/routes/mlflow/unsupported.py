@@ -1,7 +1,7 @@
-"""What MLflow's server has and this one does not: each such call is told so, in one sentence and with 501.
+"""Answer calls of MLflow's API that this server lacks with a 501 and an explanation.
 
-With the 404 of a path that nobody knows, MLflow's clients try an older path of the same call, which is not here either, and
-then say that the server must be upgraded.
+With a 404, MLflow's clients would try an older path of the same call, which does not exist either, and then claim that the
+server must be upgraded.
 """
 
 import re
@@ -36,25 +36,25 @@ UNSUPPORTED: dict[str, dict[str, str]] = {
         "skills": "skills",
     },
 }
-"""By the version of the API, what comes after `/mlflow/`, and what a user calls it. Workspaces are not among them: for these
-a client understands the 404."""
+"""By API version: the path after `/mlflow/`, and what users call it. Workspaces are not listed: clients handle their
+404."""
 
 
 def unsupported_error(version: str, path: str) -> HanzoError:
     what = UNSUPPORTED[version][path.partition("/")[0]]
-    # Not `mlflow.tracing.disable()`: after it `log_model` of MLflow 3.17's client waits forever, for a lock of its own.
+    # Not `mlflow.tracing.disable()`: it makes `log_model` of MLflow 3.17's client deadlock on its own lock.
     hint = ". With MLFLOW_TRACE_SAMPLING_RATIO=0 in its environment a script sends none" if what == TRACES else ""
     return HanzoError(ErrorCode.NOT_IMPLEMENTED, f"This server has no {what}: {SERVED}{hint}")
 
 
 for _version, _names in UNSUPPORTED.items():
-    # What takes whatever is at or below one of the names: a route for each would slow the server's start.
+    # One route for all names and everything below them: a route each would slow the server's start.
     _below = {"regex": rf"(?:{'|'.join(map(re.escape, _names))})(?:/.*)?"}
     register_url_convertor(f"not_served_{_version[0]}", type("Below", (StringConvertor,), _below)())
 
 
 def unsupported_paths(*paths: str) -> Callable[[Endpoint], Endpoint]:
-    """Declare an endpoint for every method: it says the same to everybody, and reads nothing of what it is sent."""
+    """Declare an endpoint for every method; it answers all alike, and ignores the body."""
 
     def register(endpoint: Endpoint) -> Endpoint:
         for path in paths:
@@ -84,5 +84,5 @@ async def unsupported_3(unserved: str) -> Response:
 
 @router.post("/v1/traces", Permission.SERVER_READ, read_only=True, allows_jobs=True, streams_body=True)
 async def no_spans() -> Response:
-    # In the words at which MLflow's client sends no more spans.
+    # With the message at which MLflow's client stops sending spans.
     raise HanzoError(ErrorCode.NOT_IMPLEMENTED, f"REST OTLP span logging is not supported by this server: {SERVED}")

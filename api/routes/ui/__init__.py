@@ -1,6 +1,6 @@
-"""MLflow's web UI over our store (row F5), where the `mlflow` wheel is installed (extra `ui`). It reads and never writes.
+"""MLflow's web UI over our store, if the `mlflow` wheel is installed (extra `ui`).
 
-`static_files` is the build inside the wheel, `graphql` the four queries that it makes (`graphql_execution` executes them),
-`artifact_downloads` what its links download, `sign_in` the page that takes a token. `api.middleware.browser_security` keeps
-a page from changing anything.
+It is read-only. `static_files` serves the build inside the wheel, `graphql` its four queries (executed by
+`graphql_execution`), `artifact_downloads` its downloads, `sign_in` the sign-in page. `api.middleware.browser_security`
+prevents writes from pages.
 """

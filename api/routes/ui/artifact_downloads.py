@@ -1,4 +1,4 @@
-"""What the web UI's links and start page ask for: a run's or a version's file as a download, and that nobody is observed."""
+"""Artifact downloads for the web UI's links, and answers that disable its gateway and telemetry."""
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
@@ -36,7 +36,7 @@ def get_version_artifact(
     locations: ArtifactLocationsDep,
     caller: CallerDep,
 ) -> Response:
-    """A file of a version, wherever it lies: in the store of versions, in a run or in a logged model."""
+    """Download a file of a version from its source: version store, run or logged model."""
     checked_path(path)
     with database.read() as connection:
         found = Registry(database).get(caller.model(name), version_number(version), connection)
@@ -55,13 +55,13 @@ def get_version_artifact(
 @router.get("/ajax-api/2.0/mlflow/gateway-proxy", Permission.SERVER_READ)
 @router.post("/ajax-api/2.0/mlflow/gateway-proxy", Permission.SERVER_READ, read_only=True)
 def no_gateway() -> Response:
-    """The page of runs asks which language models a gateway offers, and shows an error unless it is told that none."""
+    """List no language models: the page of runs shows an error without an answer."""
     return JSONResponse({"endpoints": []})
 
 
 @router.get("/ajax-api/3.0/mlflow/ui-telemetry", Permission.SERVER_READ)
 def telemetry() -> Response:
-    """The UI reports its user's clicks to MLflow's makers unless it is told not to."""
+    """Disable the UI's telemetry, which would report clicks to MLflow's makers."""
     return JSONResponse({"disable_ui_telemetry": True, "disable_ui_events": [], "ui_rollout_percentage": 0})
 
 

@@ -1,6 +1,6 @@
-"""/dagster: Dagster's UI, for those whom this server knows (`api.dagster_ui`).
+"""/dagster: Dagster's UI for signed-in users (`api.dagster_ui`).
 
-Without `dagster.url` Dagster's web server is another port of this machine, and a browser is sent there.
+Without `dagster.url`, Dagster's web server is another port of this machine, to which browsers are redirected.
 """
 
 import re
@@ -40,9 +40,9 @@ router = Router(strict=False, include_in_schema=False)
 GRAPHQL = "graphql"
 MAX_BODY_BYTES = 1 << 20
 REPORT_PATHS = re.compile(r"report_asset_(materialization|check|observation)/[^/].*")
-"""REST endpoints that write events of assets into Dagster's history."""
+"""REST endpoints that write asset events into Dagster's history."""
 UNSERVED_PATHS = re.compile(r"(dagit/)?notebook(/.*)?")
-"""Dagster would read any notebook file and show its HTML, scripts included, as a page of this server."""
+"""Dagster would render any notebook file as a page of this server, including its scripts."""
 UNSAFE_PATH = re.compile(r"(^|/)\.{1,2}(/|$)|[\x00-\x1f\x7f\\]")
 RECORDED_IDS = ("runId", "runIds", "parentRunId", "backfillId")
 MAX_RECORDED_IDS = 50
@@ -54,7 +54,7 @@ UNAVAILABLE_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><titl
 
 @dataclass(frozen=True)
 class DagsterUI:
-    """What the routes share. `server` is None if Dagster is not behind this server."""
+    """Objects that the routes share. `server` is None if Dagster is not behind this server."""
 
     access: DagsterAccess
     server: DagsterServer | None
@@ -68,7 +68,7 @@ class DagsterUI:
 
 
 def open_dagster_ui(settings: Settings, database: Database, audit_log: AuditLog) -> DagsterUI:
-    """Connects to nothing."""
+    """Create the shared objects; connects to nothing."""
     server = DagsterServer(settings.dagster.url) if settings.dagster.url else None
     return DagsterUI(DagsterAccess(settings, database), server, settings.dagster_url, database, audit_log)
 
@@ -85,7 +85,7 @@ async def start_page(request: Request, caller: CallerDep) -> Response:
 
 @router.get(f"{PREFIX}/{{path:path}}", Permission.SERVER_READ, checks_ownership=True)
 async def read(path: str, request: Request, caller: CallerDep) -> Response:
-    """Pages, files, logs, and GraphQL queries."""
+    """Serve pages, files, logs, and GraphQL queries."""
     ui = find_dagster_ui(request.app)
     try:
         await ui.access.check(caller)
@@ -105,7 +105,7 @@ async def read(path: str, request: Request, caller: CallerDep) -> Response:
 
 @router.post(f"{PREFIX}/{{path:path}}", Permission.SERVER_READ, read_only=True, checks_ownership=True)
 async def write(path: str, request: Request, caller: CallerDep) -> Response:
-    """GraphQL, and Dagster's endpoints that report events.
+    """Serve GraphQL, and Dagster's endpoints that report events.
 
     Access control accepts the cookie here, so the origin is checked.
     """
@@ -160,7 +160,7 @@ async def send_graphql(ui: DagsterUI, server: DagsterServer, request: Request, c
         return mutation_refusal(problem, asked)
     status, document = 503, None
     try:
-        # A response that breaks off leaves open what Dagster did: the mutation is recorded all the same.
+        # If the response breaks off, it is unknown what Dagster did: record the mutation regardless.
         status, document = await server.read_json(GRAPHQL, asked.content)
     finally:
         await record(ui, request, caller, status, started, objects=recorded_objects(asked, document))
@@ -170,7 +170,7 @@ async def send_graphql(ui: DagsterUI, server: DagsterServer, request: Request, c
 async def find_run_refusal(ui: DagsterUI, server: DagsterServer, asked: GraphQLRequest, caller: Caller) -> str | None:
     """Return why the caller may not end or repeat the runs that a mutation names.
 
-    Reads from Dagster what they are, and from the database whose jobs.
+    Looks up the runs in Dagster, and the users of their jobs in the database.
     """
     run_ids = list(dict.fromkeys([*terminated_runs(asked), *repeated_runs(asked)]))
     if caller.is_admin or not run_ids:
@@ -186,7 +186,7 @@ async def find_run_refusal(ui: DagsterUI, server: DagsterServer, asked: GraphQLR
 
 
 async def report_event(ui: DagsterUI, server: DagsterServer, path: str, request: Request, caller: Caller) -> Response:
-    """Write an event of an asset into Dagster's history, as ml-admin."""
+    """Write an asset event into Dagster's history; requires ml-admin."""
     started = time.perf_counter()
     if not caller.is_admin:
         roles = ", ".join(sorted(caller.roles))
@@ -219,7 +219,7 @@ async def read_json_body(request: Request, *, optional: bool = False) -> Any:
 
 
 async def refuse(ui: DagsterUI, request: Request, caller: Caller, error: HanzoError) -> Response:
-    """Respond with a page, GraphQL's errors or this server's own, as the client reads."""
+    """Respond with a page, a GraphQL error or a JSON error, depending on the client."""
     if error.code is ErrorCode.PERMISSION_DENIED:
         await record(ui, request, caller, error.status, None)
     is_page = request.method == "GET" and "text/html" in request.headers.get("accept", "")
@@ -231,7 +231,7 @@ async def refuse(ui: DagsterUI, request: Request, caller: Caller, error: HanzoEr
 
 
 def graphql_refusal(message: str, code: ErrorCode = ErrorCode.PERMISSION_DENIED, status: int = 403) -> Response:
-    """This server's error and GraphQL's in one."""
+    """Return an error in this server's format and in GraphQL's."""
     errors = [{"message": message, "extensions": {"error_code": code.value}}]
     return JSONResponse({"data": None, "errors": errors, "error_code": code.value, "message": message}, status)
 
@@ -239,7 +239,7 @@ def graphql_refusal(message: str, code: ErrorCode = ErrorCode.PERMISSION_DENIED,
 def mutation_refusal(message: str, asked: GraphQLRequest) -> Response:
     """Respond with the error object of the mutation, which the UI shows.
 
-    GraphQL's `errors` it only writes to the browser's console.
+    It writes GraphQL's `errors` only to the browser's console.
     """
     mutations = asked.mutations
     if not all(mutation.has_selection for mutation in mutations):
@@ -251,7 +251,7 @@ def mutation_refusal(message: str, asked: GraphQLRequest) -> Response:
 
 
 def recorded_objects(asked: GraphQLRequest, answer: Any = None) -> tuple[str, ...]:
-    """Mutations of a request, and the runs and backfills in it and in the response."""
+    """List the mutations of a request, and the runs and backfills involved."""
     names = dict.fromkeys(f"mutation:{mutation.name}" for mutation in asked.mutations)
     places = [*(mutation.arguments for mutation in asked.mutations), answer]
     launched = (run.get("id") for run in values_by_key(answer, ("run",)) if isinstance(run, dict))

@@ -1,4 +1,4 @@
-"""MLflow's GraphQL queries, those of its web UI first, from the same messages as its REST API. Nothing changes anything."""
+"""MLflow's GraphQL queries for its web UI, answered with the REST API's messages. Read-only."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -33,7 +33,7 @@ from resources.metadata.tracking.tracking import Tracking
 router = Router(include_in_schema=False)
 
 MAX_PAGE = 1000
-"""Of one page, whatever it asks for: the next page has more."""
+"""Upper limit of a page; the next page has more."""
 MAX_VERSIONS = 100
 """Of one run, as its page lists them."""
 
@@ -54,7 +54,7 @@ def graphql(
     database: DatabaseDep,
     caller: CallerDep,
 ) -> Response:
-    # Importing GraphQL costs as much as a tenth of the server's start, which only who opens a page should pay.
+    # Importing GraphQL takes up to a tenth of the server's start time, which only users of the UI should pay.
     from api.routes.ui.graphql_execution import execute
 
     registry = RegistrySearch(database, caller.organization)
@@ -64,7 +64,7 @@ def graphql(
 
 
 class QueryRoot:
-    """The fields of the schema's Query: each takes the query's `input`, and answers in MLflow's snake_case messages."""
+    """Fields of the schema's Query: each takes `input` and returns MLflow's snake_case message."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class QueryRoot:
         return {"model_versions": found, "next_page_token": page.next_page_token}
 
     def test(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """MLflow's way to try the endpoint: it says what it is told."""
+        """MLflow's echo field for testing the endpoint."""
         return {"output": given.get("inputString")}
 
     test_mutation = test
@@ -150,7 +150,7 @@ class QueryRoot:
 
 
 def page_limit(given: Mapping[str, Any], maximum: int) -> int:
-    """Of what `maxResults` asks for, as much as one page has. A database would take -1 for all there is."""
+    """Return `maxResults`, capped at `maximum`; refuse -1, which databases read as unlimited."""
     asked = given.get("maxResults")
     if asked is None:
         return maximum

@@ -1,4 +1,4 @@
-"""Executing a GraphQL document against an object whose methods are the fields of `schema.graphql`'s Query."""
+"""Execute a GraphQL document against an object whose methods are the fields of `schema.graphql`'s Query."""
 
 import math
 import re
@@ -31,7 +31,7 @@ from resources.errors import invalid
 
 MAX_ROOT_FIELDS = 10
 MAX_ALIASES = 10
-"""Of one level: each alias asks for the same thing once more."""
+"""Per level: each alias requests the same field again."""
 MAX_DEPTH = 10
 MAX_SELECTIONS = 1000
 
@@ -39,7 +39,10 @@ Fragments = Mapping[str, FragmentDefinitionNode]
 
 
 def exceeded_limit(document: DocumentNode) -> str | None:
-    """What a document asks too much of. A fragment counts wherever it is spread, and one within itself ends at the depth."""
+    """Return which limit a document exceeds, or None.
+
+    A fragment counts at each use, and a recursive one reaches the depth limit.
+    """
     nodes = document.definitions
     fragments = {node.name.value: node for node in nodes if isinstance(node, FragmentDefinitionNode)}
     levels = [(node.selection_set, 1) for node in nodes if isinstance(node, OperationDefinitionNode)]
@@ -63,7 +66,7 @@ def exceeded_limit(document: DocumentNode) -> str | None:
 
 
 def selected_fields(level: SelectionSetNode, fragments: Fragments) -> Iterator[FieldNode]:
-    """The fields of one level, those of its fragments among them: each named fragment is looked into once."""
+    """Yield the fields of one level, expanding each named fragment once."""
     waiting: list[SelectionNode] = list(level.selections)
     known: set[str] = set()
     while waiting:
@@ -78,7 +81,7 @@ def selected_fields(level: SelectionSetNode, fragments: Fragments) -> Iterator[F
 
 
 MAX_TOKENS = 5000
-"""The UI's largest document has 180. `exceeded_limit` decides what a shorter one may ask for."""
+"""The UI's largest document has 180. `exceeded_limit` restricts what a shorter one may request."""
 
 
 def execute(
@@ -88,13 +91,13 @@ def execute(
     operation: str | None,
     public_message: Callable[[Exception], str],
 ) -> dict[str, Any]:
-    """The document's answer; what is wrong with its fields comes back in `errors`, as GraphQL has it.
+    """Return the document's response; problems with its fields are in `errors`, as in GraphQL.
 
     Args:
-        public_message: what to say of an error of a field. Its own text, which may have SQL in it, is for the server's log.
+        public_message: text for an error of a field, whose own text may contain SQL and belongs to the server's log.
 
     Raises:
-        HanzoError: it is no GraphQL, or too long.
+        HanzoError: it is not GraphQL, or too long.
     """
     try:
         parsed = parse(document, max_tokens=MAX_TOKENS)
@@ -116,7 +119,7 @@ def error_message(problem: GraphQLError, public_message: Callable[[Exception], s
 
 
 def resolve_field(source: Any, info: GraphQLResolveInfo, **arguments: Any) -> Any:
-    """A field by its snake_case name: of the root a method, of a message a key."""
+    """Resolve a field by its snake_case name: root method or message key."""
     name = snake_case(info.field_name)
     if not isinstance(source, Mapping):
         return getattr(source, name)(arguments.get("input", arguments) or {})
@@ -126,13 +129,13 @@ def resolve_field(source: Any, info: GraphQLResolveInfo, **arguments: Any) -> An
 
 
 def snake_case(name: str) -> str:
-    """`experimentId` -> `experiment_id`."""
+    """Convert `experimentId` to `experiment_id`."""
     return re.sub(r"(?<=[a-z])([A-Z])", lambda match: f"_{match[1].lower()}", name)
 
 
 @cache
 def schema() -> GraphQLSchema:
     built = build_schema((Path(__file__).parent / "schema.graphql").read_text(encoding="utf-8"))
-    # JavaScript has no integers of 64 bits.
+    # JavaScript has no 64-bit integers.
     cast(GraphQLScalarType, built.type_map["LongString"]).serialize = str  # type: ignore[assignment, method-assign]
     return built

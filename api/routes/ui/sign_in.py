@@ -1,8 +1,10 @@
-"""Signing in to the web UI: a browser cannot send a bearer token with each page, so it keeps one in a cookie.
+"""Sign in to the web UI with a cookie.
 
-The page is what a browser is shown instead of a refusal, so no route is open for it. The token travels once, in the header
-in which every client sends it; the cookie is out of the reach of scripts and of other sites, and accepted for reads only
-(`api.middleware.access_control`). The server keeps nothing: the cookie is worth what the token is, for as long.
+Browsers cannot send a bearer token when they load a page.
+
+Browsers get the page in place of a refusal, so no route needs to be public. The token is sent once, in the header that every
+client uses; the cookie is inaccessible to scripts and to other sites, and accepted for reads only
+(`api.middleware.access_control`). The server stores nothing: the cookie is valid as long as the token.
 """
 
 import base64
@@ -23,7 +25,7 @@ router = Router(strict=False, include_in_schema=False)
 
 COOKIE = "hanzo-ml-token"
 MAX_COOKIE = 3800
-"""Bytes: browsers keep 4,096 with the name and the attributes, and drop a longer one without a word."""
+"""Bytes: browsers limit a cookie with name and attributes to 4,096, and silently drop a longer one."""
 PAGE = Path(__file__).parent / "sign_in.html"
 
 
@@ -34,7 +36,7 @@ def login_page() -> Response:
 
 @router.post("/login", Permission.SERVER_READ, read_only=True, status_code=204)
 def login(request: Request) -> Response:
-    """Keep the token, which access control has verified, in the browser."""
+    """Store the token, which access control has verified, in the browser's cookie."""
     _, _, token = request.headers.get("authorization", "").partition(" ")
     token = token.strip()
     if not token:
@@ -51,14 +53,14 @@ def login(request: Request) -> Response:
 
 @router.post("/logout", Permission.SERVER_READ, read_only=True, status_code=204)
 def logout() -> Response:
-    """Forget the token."""
+    """Delete the cookie."""
     answer = Response(status_code=204)
     answer.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
     return answer
 
 
 def wants_page(method: str, headers: Headers) -> bool:
-    """Whether a refused request is a person's, who opens a page: then it is shown where to sign in."""
+    """Return whether a browser opens a page without a token, to show sign-in."""
     return method == "GET" and "authorization" not in headers and "text/html" in headers.get("accept", "")
 
 
@@ -70,7 +72,7 @@ def page(status: int) -> Response:
 
 @functools.cache
 def _page() -> tuple[str, str]:
-    """The page, and the policy that lets run nothing but its own script."""
+    """Return the page, and a policy that allows only its own script and style."""
     text = PAGE.read_text(encoding="utf-8")
     hashes = {
         tag: base64.b64encode(hashlib.sha256(re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.S)[0].encode()).digest()).decode()

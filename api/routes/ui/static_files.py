@@ -1,4 +1,4 @@
-"""The build of the web UI, as the `mlflow` wheel carries it. Nothing of that package is imported."""
+"""The web UI's build from the `mlflow` wheel, without importing that package."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,21 +14,21 @@ router = Router(strict=False, include_in_schema=False)
 
 MISSING = """Hanzo ML's tracking server. Its API is at /api/2.0/mlflow and /v1, described at /docs.
 
-The web UI is not installed: run `pip install 'hanzo-ml[ui]'` beside this server and load this page again.
+The web UI is not installed: run `pip install 'hanzo-ml[ui]'` in this server's environment and load this page again.
 """
 POLICY = (
-    # The build compiles no code of others; its styles and some of its icons are inline.
+    # The build needs `unsafe-eval`, but loads no scripts of others; its styles and some icons are inline.
     "default-src 'self'; script-src 'self' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
     "font-src 'self' data:; worker-src 'self' blob:; object-src 'none'; base-uri 'self'; frame-ancestors 'none'"
 )
 FIRST_VISIT = "first_visit.js"
-"""Runs before the build does: the only thing that is added to its page."""
+"""Script that runs before the build: the only addition to its page."""
 CACHED = "public, max-age=2419200, immutable"
-"""Names in the build's `static` folder hold a hash of their content."""
+"""File names in the build's `static` folder contain a hash of their content."""
 
 
 def build_folder() -> Path | None:
-    """Where the installed wheel keeps the build; None for mlflow-skinny, or without mlflow."""
+    """Return the build's folder in the installed wheel; None for mlflow-skinny, or without mlflow."""
     spec = find_spec("mlflow")
     for location in (spec.submodule_search_locations or []) if spec else []:
         folder = Path(location) / "server" / "js" / "build"
@@ -72,5 +72,5 @@ def file_below(folder: Path, path: str) -> Path | None:
     try:
         file = (folder / path).resolve()
         return file if file.is_relative_to(folder.resolve()) and file.is_file() else None
-    except (OSError, ValueError):  # a name that no file system takes: too long, or with a NUL in it
+    except (OSError, ValueError):  # a name that file systems refuse: too long, or with a NUL
         return None

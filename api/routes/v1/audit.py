@@ -1,4 +1,4 @@
-"""/v1/audit: who called what in the caller's organization (rows X4, Q7). For ml-admin."""
+"""/v1/audit: the calls in the caller's organization. For ml-admin."""
 
 from typing import Annotated, Any, Literal, cast
 
@@ -14,7 +14,7 @@ from resources.metadata.field_rules import MAX_INT64
 
 
 class AuditEvent(TypedDict):
-    """A call (`audit.call`), or damage to a file that was found as it was read (`artifact.broken`)."""
+    """A call (`audit.call`), or a corrupt file found on reading (`artifact.broken`)."""
 
     seq: int
     topic: Literal["audit"]
@@ -41,9 +41,9 @@ def audit(
     type: str | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> TypedResponse[AuditLog]:
-    """Calls in the order of their records, `since` a time in milliseconds. Ask again with `after` = the last `seq`.
+    """List calls in the order of their records; continue with `after` = the last `seq`.
 
-    Calls that log to a run stand there with their count, those of a minute together.
+    `since` is a time in milliseconds. Calls that log to a run are aggregated by minute, with their count.
     """
     with database.read() as connection:
         found = list_calls(connection, caller.organization, after=after, since=since, user=user, type=type, limit=limit)

@@ -1,4 +1,4 @@
-"""/v1/datasets/{id}/checks and /report: what was found of a version (rows B13, B17, D3-D5)."""
+"""/v1/datasets/{id}/checks and /report: results of checking a version."""
 
 from typing import Any, cast
 
@@ -26,7 +26,7 @@ from resources.metadata.outbox import emit
 class UncheckedDataset(TypedDict):
     """`checks` and `blocked` are empty and `checked_at` is null until the version is checked.
 
-    `problem` is why it could not be checked or split when that was last tried, at `problem_at`.
+    `problem` is why the last attempt to check or split it failed, at `problem_at`.
     """
 
     dataset_id: str
@@ -41,7 +41,7 @@ class UncheckedDataset(TypedDict):
 
 
 class CheckedDataset(UncheckedDataset):
-    """`drift` is null where there was nothing to compare with, `leaks` until the version is split."""
+    """`drift` is null without a reference to compare with, `leaks` until the version is split."""
 
     violations: Violations
     drift: Drift | None
@@ -50,7 +50,7 @@ class CheckedDataset(UncheckedDataset):
 
 
 class CheckRequested(TypedDict):
-    """`event` is the `seq` of the event that asks for it."""
+    """`event` is the `seq` of the event that requests the check."""
 
     dataset_id: str
     event: int
@@ -61,9 +61,10 @@ router = Router("/v1/datasets", tag="v1")
 
 @router.get("/{dataset_id}/checks", Permission.DATASETS_READ, audit=Audit.EACH)
 def checks(dataset_id: str, database: DatabaseDep) -> TypedResponse[UncheckedDataset | CheckedDataset]:
-    """The verdicts, and what they stand on. `status` is pending, passed, failed (nothing is stopped by it) or blocked.
+    """Return the verdicts and their evidence.
 
-    `problem` is why the version could not be checked or split when that was last tried, at `problem_at`.
+    `status` is pending, passed, failed (which stops nothing) or blocked. `problem` is why the last attempt to check or
+    split the version failed, at `problem_at`.
     """
     version = find_version(database, dataset_id)
     with database.read() as connection:
@@ -74,7 +75,7 @@ def checks(dataset_id: str, database: DatabaseDep) -> TypedResponse[UncheckedDat
 
 @router.post("/{dataset_id}/checks", Permission.DATASETS_WRITE, status_code=202)
 def check_again(dataset_id: str, database: DatabaseDep) -> TypedResponse[CheckRequested]:
-    """Have a version checked once more: by the contract as it is now, against the models that are in use now."""
+    """Request another check, by the current contract and against models in use."""
     version = find_version(database, dataset_id)
     with database.write() as connection:
         facts = {"dataset_id": version.id, "name": version.name, "version": version.version}
@@ -84,8 +85,8 @@ def check_again(dataset_id: str, database: DatabaseDep) -> TypedResponse[CheckRe
 
 @router.get("/{dataset_id}/report", Permission.DATASETS_READ, audit=Audit.EACH, produces="text/html")
 def read_report(dataset_id: str, database: DatabaseDep, store: StoreDep) -> Response:
-    """One self-contained HTML page. 409 while the version was not checked yet."""
-    # numpy and jinja2 are a part of a server's start that it need not wait for.
+    """Render one self-contained HTML page. 409 before the first check."""
+    # Imported late: numpy and jinja2 would slow the server's start.
     from resources.datasets.validation_report import SECURITY_POLICY, render_report
 
     version = find_version(database, dataset_id)
@@ -100,7 +101,7 @@ def read_report(dataset_id: str, database: DatabaseDep, store: StoreDep) -> Resp
 
 
 def reference_statistics(database: Database, store: Store, version: DatasetVersion, found: Validation) -> Statistics | None:
-    """The statistics that the version was compared with, where they are still there."""
+    """Return the statistics that the version was compared with, if they still exist."""
     if not found.reference:
         return None
     try:

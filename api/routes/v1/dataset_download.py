@@ -1,10 +1,10 @@
-"""Addresses under which a version can be downloaded for a while by whoever has them (row B6).
+"""Signed links to download a dataset version without sign-in.
 
-On S3 they are pre-signed and lead to S3 itself, by the name that clients know it by (`storage.public_endpoint`) where there
-is one. Where the store is a folder, this server answers them. So it does for files of a split that are lines of its version:
-no object has their bytes. To make one of them for those who ask would store the version a second time for what a bit a
-record says, and somebody would have to remove it. Here they go by, a chunk at a time, and from where a download broke off.
-A file may lie in parts: put one behind the other in their order, they are the file, whose SHA-256 proves it.
+On S3 they are presigned URLs of the S3 server, under its public name (`storage.public_endpoint`) if there is one. If the
+store is a folder, this server answers them. It also serves files of a split that are selected lines of their version, of
+which the store has no copy: storing one for each download would duplicate the version, and require cleanup. They are
+streamed a chunk at a time, and an interrupted download can be resumed. A file may have several parts: concatenated in
+order, they are the file, verified by its SHA-256.
 """
 
 import json
@@ -41,7 +41,7 @@ router = Router("/v1/datasets", tag="v1", strict=False)
 link_router = Router("/v1/dataset-files", tag="v1", strict=False)
 
 Content = Literal["source", "records", "train", "validation", "test", "rejected"]
-JOIN = "put the parts of each file one behind the other in their order, and compare its SHA-256"
+JOIN = "concatenate the parts of each file in order, and compare its SHA-256"
 
 
 @router.get("/{dataset_id}/download", Permission.DATASETS_READ, audit=Audit.EACH, allows_jobs=True)
@@ -55,7 +55,7 @@ def download(
     content: Annotated[Content, Query(description="files as uploaded, as JSON lines, of a split, or rejects")] = "source",
     seconds: Annotated[int, Query(ge=1, le=7 * 24 * 3600, description="how long the addresses hold")] = 3600,
 ) -> TypedResponse[DatasetDownload]:
-    """Addresses of all files of a version. `url` is the one of a version that is one file in one part, else null."""
+    """Return links to all files of a version; `url` for a single part."""
     version = find_version(database, dataset_id)
     artifact = requested_artifact(database, store, version, content)
     expires_at = int(time.time()) + seconds
@@ -86,8 +86,9 @@ def linked(
     verified: VerifiedFilesDep,
     settings: SettingsDep,
 ) -> Response:
-    """What a signed link leads to, or a part of it, as it was stored (row X7). The signature is the permission: nobody signs
-    in here.
+    """Send the stored bytes of a signed link, or a range of them.
+
+    The signature is the permission: no sign-in is required.
     """
     SignedLink(organization, uri, expires_at).check(signature, link_key(settings.home), time.time())
     try:
@@ -101,7 +102,7 @@ def linked(
 
 
 def part_response(file: "SelectedLines | VerifiedFile", asked: str) -> Response:
-    """A file, or the range of it that is asked for. What is missing is known before the answer begins."""
+    """Send a file or a range; a missing file fails before the response begins."""
     headers = {**SAFE_HEADERS, "Accept-Ranges": "bytes", "Content-Disposition": "attachment"}
     part = parse_range(asked)
     start, stop = range_bounds(part, file.size) if part else (0, file.size)
@@ -117,7 +118,7 @@ def part_response(file: "SelectedLines | VerifiedFile", asked: str) -> Response:
 
 @dataclass(frozen=True)
 class SelectedLines:
-    """A file that consists of lines of another."""
+    """A file that consists of selected lines of another."""
 
     store: Store
     artifact_uri: str
@@ -125,7 +126,7 @@ class SelectedLines:
 
     @classmethod
     def at(cls, store: Store, uri: str) -> Self | None:
-        """None where there is no such file."""
+        """Return the file at a URI; None without one."""
         folder, _, path = uri.rpartition("/")
         if (artifact := store.find(folder)) is None:
             return None
@@ -137,7 +138,7 @@ class SelectedLines:
         return self.file.size
 
     def chunks(self, start: int, stop: int) -> Iterator[bytes]:
-        """As `VerifiedFile.chunks`; what lies before `start` is read too, as only its lines tell how long it is."""
+        """Yield bytes as `VerifiedFile.chunks`; reads from the start, as line lengths are unknown."""
         done = 0
         for piece in self.store.pieces(self.artifact_uri, self.file):
             if wanted := piece[max(start - done, 0) : stop - done]:
@@ -148,14 +149,14 @@ class SelectedLines:
 
 
 def public_store(settings: Settings) -> Store:
-    """The object store as clients reach it: a signature holds for the host that it names."""
+    """Return the object store as clients reach it: a signature covers the host name."""
     storage = settings.storage
     root = storage.public_endpoint if storage.endpoint and storage.public_endpoint else settings.store.root
     return Store(settings.store.model_copy(update={"root": root}), storage.variables)
 
 
 def requested_artifact(database: Database, store: Store, version: DatasetVersion, content: Content) -> Artifact:
-    """What of a version is asked for. Raises 404 where it has none."""
+    """Return the requested artifact of a version, or raise a 404."""
     if content == "source":
         return source_artifact(database, version)
     if content == "records":
@@ -168,7 +169,7 @@ def requested_artifact(database: Database, store: Store, version: DatasetVersion
 
 
 def source_artifact(database: Database, version: DatasetVersion) -> Artifact:
-    """The files as they were uploaded."""
+    """Return the artifact of the files as they were uploaded."""
     with database.read() as connection:
         digest = parent_digests(connection, version.artifact.digest).get("source")
         found = find_artifact(connection, digest) if digest else None
@@ -178,8 +179,9 @@ def source_artifact(database: Database, version: DatasetVersion) -> Artifact:
 
 
 def listing(head: Mapping[str, Any], files: Iterable[Mapping[str, Any]]) -> bytes:
-    """A JSON object whose last key is `files`, written one after the other: of as many as there are, each as dictionaries
-    would take more memory than all else that is asked of a server.
+    """Encode a JSON object with `files` as its last key, one file at a time.
+
+    Dictionaries for all files at once would need more memory than anything else in a server.
     """
     written = b", ".join([json.dumps(file).encode() for file in files])
     return b'%b, "files": [%b]}' % (json.dumps(head).encode().removesuffix(b"}"), written)

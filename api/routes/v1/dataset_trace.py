@@ -1,4 +1,4 @@
-"""/v1/datasets/trace: which models saw a record (row B8)."""
+"""/v1/datasets/trace: which models were trained on a record."""
 
 from typing import Annotated, Any
 
@@ -20,7 +20,7 @@ DEFAULT_LIMIT, MAX_LIMIT = 10, 100
 
 
 class Question(BaseModel):
-    """A record, or a text that stands in records; of these, `limit` are traced and all are counted."""
+    """A record, or a text to find; of its matches, `limit` are traced, all counted."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -37,7 +37,7 @@ class Question(BaseModel):
     response="resources.lineage.trace:Trace | resources.lineage.record_search:Matches",
 )
 def trace(question: Question, database: DatabaseDep, store: StoreDep, caller: CallerDep) -> Response:
-    """Where a record went, or all records that say something. A text in a body stands in no log of requests."""
+    """Trace a record, or records that contain a text; bodies are not logged."""
     if (question.record is None) == (question.match is None):
         raise invalid("send a 'record' or a text to 'match', and not both")
     return trace_response(database, store, caller, question)
@@ -51,12 +51,12 @@ def trace_match(
     caller: CallerDep,
     limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
 ) -> Response:
-    """Where all records went that say something."""
+    """Trace all records that contain a text."""
     return trace_response(database, store, caller, Question(match=match, limit=limit))
 
 
 def trace_response(database: Database, store: Store, caller: Caller, question: Question) -> Response:
-    # numpy is a part of a server's start that it need not wait for.
+    # Imported late: numpy would slow the server's start.
     from resources.lineage.record_search import trace_matches
     from resources.lineage.trace import Tracer
 

@@ -1,5 +1,6 @@
-"""POST /v1/datasets: a version of files that are uploaded in a form or as the body itself, or that the server fetches, or
-of the rows of a query.
+"""POST /v1/datasets: create a version from uploaded files, a source address or a query.
+
+Files are uploaded in a form, or a single one as the body.
 """
 
 import json
@@ -53,9 +54,10 @@ def create(
     tags: Annotated[list[str] | None, Form()] = None,
     metadata: Annotated[str, Form(description="a JSON object")] = "{}",
 ) -> TypedResponse[KnownDatasetVersion] | TypedResponse[NewDatasetVersion]:
-    """Upload files as a new version, or have the server fetch them, or a query's rows. 201 with the version; 200 when this
-    content is one, with what that does not say of what was said here as `not_taken`: PATCH sets its tags and
-    metadata.
+    """Create a version from uploaded files, files that the server fetches, or a query's rows.
+
+    201 with the new version; 200 if the newest version has the same content, with the tags, metadata and format that were
+    given but differ as `not_taken` (PATCH sets tags and metadata).
     """
     if (source is not None) + bool(files) + (sql is not None) != 1 or (sql is None) != (asked is None):
         raise invalid(
@@ -84,7 +86,7 @@ async def create_from_body(
     tags: Annotated[list[str] | None, Query()] = None,
     metadata: Annotated[str, Query(description="a JSON object")] = "{}",
 ) -> TypedResponse[KnownDatasetVersion] | TypedResponse[NewDatasetVersion]:
-    """As `POST /v1/datasets`, with one file as the body: what is streamed has no length and no form around it."""
+    """Create a version from the body as its only file, of unknown length."""
     wanted = new_version(name, format, caller, tags, metadata)
     path = str(safe_name(file))
     with tempfile.TemporaryFile() as spooled:
@@ -99,7 +101,7 @@ def new_version(name: str, format: str, caller: Caller, tags: Sequence[str] | No
 def create_version(
     database: Database, store: Store, wanted: NewVersion, files: Sequence[SourceFile]
 ) -> TypedResponse[KnownDatasetVersion] | TypedResponse[NewDatasetVersion]:
-    # numpy is a part of a server's start that it need not wait for.
+    # Imported late: numpy would slow the server's start.
     from resources.ingest.version_creation import ingest_files
 
     found = ingest_files(database, store, wanted, files)
@@ -119,7 +121,7 @@ async def spool_body(body: AsyncIterator[bytes], spooled: BinaryIO) -> None:
 
 
 def reopened(file: BinaryIO) -> Callable[[], AbstractContextManager[BinaryIO]]:
-    """Opens a file that is open already, at its beginning, and leaves it open."""
+    """Return an opener that rewinds an open file, and leaves it open."""
 
     @contextmanager
     def open_again() -> Iterator[BinaryIO]:
@@ -140,7 +142,7 @@ def read_metadata(text: str) -> dict[str, JsonValue]:
 
 
 def safe_name(name: str) -> PurePosixPath:
-    """An uploaded file's relative path. Raises on anything that could lie elsewhere."""
+    """Return the relative path of an uploaded file; refuse paths outside the folder."""
     path = PurePosixPath(name)
     if not path.name or path.is_absolute() or ".." in path.parts or "\\" in name or not name.isprintable():
         raise invalid(

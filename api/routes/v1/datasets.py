@@ -1,4 +1,4 @@
-"""/v1/datasets: list, read, preview, compare, edit, delete and prepare dataset versions (rows B3-B10, C1-C4)."""
+"""/v1/datasets: list, read, preview, compare, edit, delete and prepare dataset versions."""
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -38,7 +38,7 @@ from resources.metadata.jobs import PREPARATION, Jobs
 
 
 class DiffedVersion(TypedDict):
-    """`columns` maps a column to how many records have which type in it."""
+    """`columns` maps a column to the number of records by type."""
 
     reference: str
     num_records: int
@@ -47,7 +47,7 @@ class DiffedVersion(TypedDict):
 
 
 class DiffExamples(TypedDict):
-    """The first few records of each kind; `changed` where a key was given."""
+    """The first few records of each kind; `changed` if a key was given."""
 
     added: list[Any]
     removed: list[Any]
@@ -55,7 +55,10 @@ class DiffExamples(TypedDict):
 
 
 class DatasetDiff(TypedDict):
-    """From `old` to `new`. `changed` is null where no key was given. Schemas map a column to type names."""
+    """Changes from `old` to `new`; `changed` is null without a key.
+
+    Schemas map a column to type names.
+    """
 
     old: DiffedVersion
     new: DiffedVersion
@@ -70,7 +73,7 @@ class DatasetDiff(TypedDict):
 
 
 class DatasetLineage(TypedDict):
-    """`made_from` begins with the nearest; `children` are versions, `made_into` all else that came of it."""
+    """`made_from` begins with the nearest; `children` are versions, `made_into` all other descendants."""
 
     dataset: str
     parents: list[str]
@@ -91,12 +94,12 @@ def list_versions(
     database: DatabaseDep,
     caller: CallerDep,
     name: str | None = None,
-    org: Annotated[str | None, Query(description="nobody sees another than their own: of others the list is empty")] = None,
+    org: Annotated[str | None, Query(description="the caller's own; the list is empty for any other")] = None,
     tags: Annotated[list[str] | None, Query(description="all of them")] = None,
     max_results: Annotated[int, Query(ge=1, le=MAX_PAGE)] = MAX_PAGE,
     page_token: str | None = None,
 ) -> TypedResponse[DatasetVersions]:
-    """The caller's organization's versions by name and number."""
+    """List the versions of the caller's organization, by name and number."""
     if org not in (None, caller.organization):
         return json_response({"datasets": []})
     found, token = Datasets(database).page(
@@ -119,7 +122,7 @@ def get(dataset_id: str, database: DatabaseDep) -> TypedResponse[DatasetVersion]
 def preview(
     dataset_id: str, database: DatabaseDep, store: StoreDep, n: Annotated[int, Query(ge=1, le=1000)] = 10
 ) -> Response:
-    """The first N records, one JSON line each; fewer where they are long: the one that reaches 16 MiB is the last."""
+    """Return the first N records as JSON lines, limited to about 16 MiB."""
     version = find_version(database, dataset_id)
     with reporting_data_loss(f"dataset {version.reference}"):
         lines = b"".join(preview_lines(iterate_record_lines(store, version.artifact), n))
@@ -127,7 +130,7 @@ def preview(
 
 
 def preview_lines(lines: Iterable[bytes], count: int) -> Iterator[bytes]:
-    """The first lines, so many and so long as a preview has: a record may have 64 MiB, and a thousand more than memory."""
+    """Yield lines until a preview's size limit: one record may have 64 MiB."""
     size = 0
     for line in islice(lines, count):
         yield line
@@ -143,10 +146,10 @@ def compare(
     database: DatabaseDep,
     store: StoreDep,
     caller: CallerDep,
-    key: Annotated[str | None, Query(description="column that tells which record of one is which of the other")] = None,
+    key: Annotated[str | None, Query(description="column that identifies a record in both versions")] = None,
 ) -> TypedResponse[DatasetDiff]:
-    """What changed from `against` to this version."""
-    # numpy is a part of a server's start that it need not wait for.
+    """Compare this version with the earlier `against`."""
+    # Imported late: numpy would slow the server's start.
     from resources.datasets.diff import diff_versions
 
     old, new = find_own_version(database, against, caller), find_version(database, dataset_id)
@@ -157,7 +160,7 @@ def compare(
 
 @router.get("/{dataset_id}/lineage", Permission.DATASETS_READ, audit=Audit.EACH)
 def ancestry(dataset_id: str, database: DatabaseDep) -> TypedResponse[DatasetLineage]:
-    """What the version was made of, and all that was made of it: versions, splits, runs, models."""
+    """Return ancestors and descendants of a version: versions, splits, runs, models."""
     with database.read() as connection:
         version = Datasets(database).get(dataset_id, connection)
         found = read_lineage(connection, version)
@@ -165,7 +168,7 @@ def ancestry(dataset_id: str, database: DatabaseDep) -> TypedResponse[DatasetLin
 
 
 class Description(Body):
-    """Each replaces what there was; what is not given stays."""
+    """A given field replaces the old value; others are unchanged."""
 
     tags: list[str] | None = None
     metadata: dict[str, JsonValue] | None = None
@@ -173,7 +176,7 @@ class Description(Body):
 
 @edits.patch("/{dataset_id}", Permission.DATASETS_WRITE)
 def describe(dataset_id: str, body: Description, database: DatabaseDep) -> TypedResponse[DatasetVersion]:
-    """Edit tags and metadata. All else of a version is what it was: make a new version."""
+    """Edit tags and metadata; everything else about a version is immutable."""
     if body.tags is None and body.metadata is None:
         raise invalid("nothing to change: give `tags`, `metadata` or both; all else of a version never changes")
     return json_response(version_json(database, Datasets(database).describe(dataset_id, body.tags, body.metadata)))
@@ -181,24 +184,28 @@ def describe(dataset_id: str, body: Description, database: DatabaseDep) -> Typed
 
 @edits.delete("/{dataset_id}", Permission.DATASETS_DELETE)
 def remove(dataset_id: str, database: DatabaseDep, store: StoreDep, caller: CallerDep) -> TypedResponse[Deleted]:
-    """Delete a version that no run, job or other version refers to; its number is not given again."""
+    """Delete an unused version; its number is not reused.
+
+    No run, job or other version may refer to it.
+    """
     return json_response({"deleted": delete_version(database, store, dataset_id, caller.user_id).reference})
 
 
 class Preparation(PrepareParameters):
-    """The specification's sections, the name of the dataset that the version belongs to, and how much works on it."""
+    """The specification's sections, the prepared dataset's name, and the number of processes."""
 
-    name: str | None = Field(None, description="of the prepared dataset; that of its parent where none is given")
-    workers: int = Field(1, ge=1, le=256, description="processes, of each pod")
-    pods: int = Field(1, ge=1, le=256, description="on a cluster; on one machine it is one")
+    name: str | None = Field(None, description="of the prepared dataset; by default that of its parent")
+    workers: int = Field(1, ge=1, le=256, description="processes of each pod")
+    pods: int = Field(1, ge=1, le=256, description="on a cluster; always one on a single machine")
 
 
 @edits.post("/{dataset_id}/prepare", Permission.DATASETS_WRITE, status_code=201)
 def prepare(
     dataset_id: str, body: Preparation, database: DatabaseDep, caller: CallerDep, new_job_id: JobIdFromKey
 ) -> TypedResponse[Job]:
-    """Queue the preparation of a version; the answer is its job, as of `GET /v1/jobs/{id}`. Sent again with the same
-    Idempotency-Key it answers with the job that was queued, whatever the body says.
+    """Queue the preparation of a version; return its job, as of `GET /v1/jobs/{id}`.
+
+    A repeated Idempotency-Key returns the existing job, and ignores the body.
     """
     if known := Jobs(database).find_by_id(new_job_id):
         return json_response(cast(Job, vars(known)), 201)
@@ -226,7 +233,7 @@ def prepare(
 
 
 def refuse_unknown_recipe(body: PrepareParameters) -> None:
-    """Raises 400 for a tokenizer of a recipe that there is not. Of others only who fetches them knows whether they are."""
+    """Raise a 400 for a tokenizer of an unknown recipe; others are checked when fetched."""
     try:
         if body.tokenize is not None:
             find_recipe(body.tokenize.tokenizer)

@@ -1,6 +1,6 @@
 """/v1/engine: deployments and files for the engine's replicas, and their reports.
 
-They authenticate with the token of the setting `engine.token`, which is good for these routes alone.
+Replicas authenticate with the token of the setting `engine.token`, which is valid for these routes only.
 """
 
 import hashlib
@@ -30,14 +30,14 @@ class ReportedReplica(TypedDict):
 
 
 READ_SECONDS = 3600
-"""How long a signed address of a file is valid; a download that takes longer asks for another one."""
+"""Validity of a signed file address; a longer download requests another one."""
 
 ReplicaName = Annotated[str, Path(pattern=r"^[A-Za-z0-9._:-]{1,250}$", description="host and port of the replica")]
 
 
 @router.get("/deployments", Permission.ENGINE_PULL)
 def list_wanted_deployments(request: Request, database: DatabaseDep) -> TypedResponse[WantedDeployments]:
-    """What to serve now. With `If-None-Match`, 304 where nothing has changed."""
+    """Return the deployments to serve; 304 with `If-None-Match` if nothing changed."""
     with database.read() as connection:
         found = engine_replicas.list_wanted(connection)
     wanted = WantedDeployments(
@@ -86,7 +86,7 @@ def get_wanted_file(
 
 @router.put("/replicas/{replica}", Permission.ENGINE_PULL, audit=Audit.NONE)
 def report_replica(replica: ReplicaName, body: ReplicaReport, database: DatabaseDep) -> TypedResponse[ReportedReplica]:
-    """Store what a replica serves, in place of its report before.
+    """Store what a replica serves, replacing its previous report.
 
     Replicas report every 5 s and on each change.
     """
@@ -97,7 +97,7 @@ def report_replica(replica: ReplicaName, body: ReplicaReport, database: Database
 
 @router.delete("/replicas/{replica}", Permission.ENGINE_PULL, audit=Audit.NONE)
 def delete_replica(replica: ReplicaName, database: DatabaseDep) -> TypedResponse[Deleted]:
-    """The replica ends: no deployment waits for it any more."""
+    """Remove a replica that shuts down, so that no deployment waits for it."""
     with database.write() as connection:
         engine_replicas.delete_replica(connection, replica)
     return json_response(Deleted(deleted=replica))

@@ -1,4 +1,4 @@
-"""/v1/events: the event log (row Q8). /v1/addresses and /v1/heartbeats: the parts of this installation."""
+"""/v1/events: the event log. /v1/addresses and /v1/heartbeats: the parts of this installation."""
 
 from typing import Annotated, Any, Literal, cast
 
@@ -17,7 +17,7 @@ from resources.monitoring import service_heartbeats as recorded
 
 
 class Event(TypedDict):
-    """`seq` grows in the order of commits; the payload is its type's own."""
+    """`seq` grows in the order of commits; the payload depends on the type."""
 
     seq: int
     topic: Literal["jobs", "metrics", "models", "gpu", "datasets"]
@@ -42,7 +42,7 @@ class Heartbeats(TypedDict):
 
 
 class Addresses(TypedDict):
-    """Where the parts of the installation answer."""
+    """URLs of the parts of the installation."""
 
     dagster: str
     tracking: str
@@ -60,8 +60,11 @@ def events(
     type: Annotated[list[str] | None, Query()] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> TypedResponse[Events]:
-    """Events in the order of their commits. Ask again with `after` = the last `seq`; nothing is ever skipped."""
-    # Without sign-in, everybody sees everything, whichever organizations a database holds from other days.
+    """List events in the order of commits, without gaps.
+
+    Continue with `after` = the last `seq`.
+    """
+    # Without sign-in every caller sees everything, also of organizations from earlier use of the database.
     organization = None if caller is LOCAL else caller.organization
     with database.read() as connection:
         found = list_events(connection, organization, after, type or (), limit)
@@ -71,14 +74,17 @@ def events(
 
 @router.get("/addresses", Permission.SERVER_READ)
 def addresses(request: Request, settings: SettingsDep) -> TypedResponse[Addresses]:
-    """Addresses of the services. Dagster's UI is below this server's own where it is proxied."""
+    """Return addresses of the services; Dagster's UI is below this server if it is proxied."""
     dagster = f"{request.base_url}dagster" if settings.dagster.url else settings.dagster_url
     return json_response(Addresses(dagster=dagster, tracking=settings.tracking_uri, engine=settings.engine_url))
 
 
 @router.get("/heartbeats", Permission.SERVER_READ)
 def heartbeats(database: DatabaseDep) -> TypedResponse[Heartbeats]:
-    """`sensors` start jobs and check versions; while they are silent, what is submitted waits. One never heard is absent."""
+    """Return when each service last reported; one that never did is absent.
+
+    `sensors` start jobs and check versions: while they are silent, submitted work waits.
+    """
     now = now_ms()
     found = [
         Heartbeat(name=each.name, beat_at=each.beat_at, seconds_ago=max(0, now - each.beat_at) / 1000)

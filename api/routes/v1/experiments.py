@@ -1,4 +1,7 @@
-"""/v1/experiments (rows E6, E10). A run of one has a second name below /api/v1 (rows G12, Z7)."""
+"""/v1/experiments: create, list and delete experiments, and list their runs.
+
+A run of an experiment is also served below /api/v1.
+"""
 
 from typing import Annotated
 
@@ -68,7 +71,7 @@ def get(experiment_id: str, tracking: TrackingDep) -> TypedResponse[Experiment]:
 
 @router.delete("/{experiment_id}", Permission.EXPERIMENTS_DELETE)
 def delete(experiment_id: str, tracking: TrackingDep) -> TypedResponse[Experiment]:
-    """Hide an experiment and its runs; MLflow's `experiments/restore` brings them back."""
+    """Hide an experiment and its runs; MLflow's `experiments/restore` undoes it."""
     with tracking.write() as connection:
         number = experiment_number(experiment_id)
         tracking.experiments.delete(number, connection=connection)
@@ -90,7 +93,7 @@ def list_runs(
 def get_run(
     experiment_id: str, run_id: str, tracking: TrackingDep, artifacts: RunArtifactsDep
 ) -> TypedResponse[RunWithArtifacts]:
-    """The same as `/v1/runs/{run_id}`, of a run of this experiment."""
+    """Return a run of this experiment, as `/v1/runs/{run_id}` does."""
     experiment, run = tracking.experiments.get(experiment_number(experiment_id)), tracking.runs.get(run_id)
     if run.experiment_id != experiment.id:
         raise not_found(f"Experiment {experiment_id} has no run {run_id}: it is of experiment {run.experiment_id}")

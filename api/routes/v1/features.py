@@ -1,4 +1,4 @@
-"""/v1/features: what a dataset version's features are of a key, and of rows that nobody prepared (row C5)."""
+"""/v1/features: features of a dataset version, by key or computed from raw rows."""
 
 from typing import Annotated, Any
 
@@ -38,7 +38,7 @@ Version = Annotated[int | None, Query(ge=1, le=999_999_999, description="by defa
 def get(
     request: Request, name: str, key: str, database: DatabaseDep, store: StoreDep, caller: CallerDep, version: Version = None
 ) -> TypedResponse[FeaturesOfKey]:
-    """The features of a key, as its last record in the version has them."""
+    """Return the features of a key, from its last record in the version."""
     found = find_version_with_features(database, name, caller.organization, version)
     request.state.dataset_id = found.id  # for the audit log
     with reporting_data_loss(f"dataset {found.reference}"):
@@ -56,7 +56,7 @@ def transform(
     caller: CallerDep,
     version: Version = None,
 ) -> TypedResponse[FeaturesOfRows]:
-    """The features of raw rows, in their order: the same numbers that a preparation writes beside equal records."""
+    """Compute features of raw rows, in order, equal to those that a preparation writes."""
     found = find_version_with_features(database, name, caller.organization, version)
     request.state.dataset_id = found.id  # for the audit log
     with reporting_data_loss(f"dataset {found.reference}"):

@@ -1,4 +1,4 @@
-"""/v1/hpo (rows K1-K7): start a sweep, look, cancel. What a sweep does next is a sensor's business."""
+"""/v1/hpo: start, inspect and cancel sweeps. A sensor advances them."""
 
 from collections.abc import Iterator
 from typing import Annotated
@@ -44,9 +44,9 @@ from resources.settings.sections import Hpo
 router = Router("/v1/hpo", tag="v1")
 
 PROBE_POSITIONS = (0.0, 0.37, 1.0)
-"""Where on a range a recipe is tried out before the sweep starts: at its ends, and at a number that is not whole."""
+"""Positions in a range at which the recipe is checked before a sweep starts: the ends, and a fractional value."""
 MAX_PROBES = 1000
-"""Each is a recipe to be checked while the request waits: less than a millisecond."""
+"""Each checks a recipe during the request, in less than a millisecond."""
 
 
 @router.post("", Permission.HPO_CREATE, status_code=201)
@@ -58,9 +58,10 @@ def start(
     caller: CallerDep,
     idempotency_key: IdempotencyKey = None,
 ) -> TypedResponse[Sweep]:
-    """Start a sweep. Its dataset is pinned to the version of now. What could not be trained with is refused, and what a
-    researcher's organization has no room for. Sent again with the same Idempotency-Key it answers with the sweep that was
-    started, whatever the body says.
+    """Start a sweep, with its dataset pinned to the current version.
+
+    A sweep is refused if a trial could not be trained, or if it exceeds the quota of a researcher's organization. A
+    repeated Idempotency-Key returns the existing sweep, and ignores the body.
     """
     key = idempotency_key and sweep_id_from_key(idempotency_key, caller)
     sweeps = Sweeps(database)
@@ -77,7 +78,7 @@ def start(
     if first["model"] == SANDBOX:
         check_name(config.experiment)
     base = find_recipe(first.get("recipe"))
-    gpus, readable = 0, {base.base_model}  # a recipe's own may be pinned until the first trial begins with it
+    gpus, readable = 0, {base.base_model}  # the recipe's own base model may be pinned until the first trial uses it
     for params in probes(config):
         job = build_trial_job(config, params)
         recipe = with_parameters(base, job["parameters"])
@@ -85,7 +86,7 @@ def start(
         allow_image(settings, recipe, base)
         if job["model"] == SANDBOX:
             admit_recipe(recipe, base_model_shape(recipe, store))
-        if "recipe" in job or job["model"] == SANDBOX:  # else it is the definition's, which only the asset graph knows
+        if "recipe" in job or job["model"] == SANDBOX:  # else the recipe is the definition's, known to the asset graph only
             check_recipe(config, recipe)
             if version:
                 admit_dataset(recipe, version)
@@ -94,14 +95,14 @@ def start(
             refuse_unreadable_base(recipe, store)
             readable.add(recipe.base_model)
     refuse_impossible_job(quota, gpus)
-    if not caller.is_admin:  # his trials wait for each other where they do not fit together (rows W2, W3)
+    if not caller.is_admin:  # an admin's trials wait for each other if they do not fit at once
         refuse_oversized_sweep(quota, min(config.max_concurrent_trials, config.wanted_trials), gpus)
     found = sweeps.start(config, user=caller.user_id, organization=caller.organization, id=key)
     return json_response(sweep_json(sweeps.snapshot(found.id)), 201)
 
 
 def check_name(experiment: str) -> None:
-    """Refuse what the best trial's version could not be called, days from now. Raises HanzoError."""
+    """Raise HanzoError if the best trial's version could not be registered under the name."""
     try:
         checked_model_name(experiment, "experiment")
     except HanzoError as error:
@@ -109,7 +110,10 @@ def check_name(experiment: str) -> None:
 
 
 def with_server_limits(body: SweepRequest, limits: Hpo, quota: Quota | None) -> SweepConfig:
-    """The sweep with the server's settings where it says nothing: no more trials at once than its organization has jobs."""
+    """Complete the sweep with the server's defaults and limits.
+
+    It runs no more trials at once than its organization may run jobs.
+    """
     if body.max_concurrent_trials > limits.max_concurrent_trials and "max_concurrent_trials" in body.model_fields_set:
         raise invalid(
             f"max_concurrent_trials is {body.max_concurrent_trials}: this server allows {limits.max_concurrent_trials} "
@@ -129,7 +133,7 @@ def with_server_limits(body: SweepRequest, limits: Hpo, quota: Quota | None) -> 
 def with_pinned_dataset(
     config: SweepConfig, database: Database, caller: Caller
 ) -> tuple[SweepConfig, DatasetVersion | None]:
-    """With the dataset's version of now, so that all trials train on the same; and that version, where one is named."""
+    """Pin the dataset to its current version for all trials; return both."""
     reference = config.base_config.get("dataset")
     if reference is None:
         return config, None
@@ -138,7 +142,7 @@ def with_pinned_dataset(
 
 
 def with_schedule(config: SweepConfig, quota: Quota | None) -> SweepConfig:
-    """With the schedule that its trials have in the organization."""
+    """Set the schedule that the organization's quota gives to trials."""
     if quota is None:
         return config
     schedule = apply_quota(Schedule.model_validate(parse_schedule(config.base_config.get("schedule"))), quota)
@@ -147,7 +151,7 @@ def with_schedule(config: SweepConfig, quota: Quota | None) -> SweepConfig:
 
 
 def probes(config: SweepConfig) -> Iterator[Params]:
-    """Sets of hyperparameters in which each takes its most telling values, one at a time."""
+    """Yield hyperparameters that vary one dimension at a time over its values to check."""
     first: dict[str, Value] = {name: dimension.at(0.0) for name, dimension in config.search_space.items()}
     for name, dimension in config.search_space.items():
         yield from ({**first, name: value} for value in probe_values(dimension))
@@ -165,7 +169,7 @@ def list_sweeps(
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = MAX_PAGE,
     page_token: str | None = None,
 ) -> TypedResponse[SweepsPage]:
-    """The caller's organization's sweeps, newest first."""
+    """List the sweeps of the caller's organization, newest first."""
     sweeps = Sweeps(database)
     found, token = sweeps.page(caller.organization, status, limit=limit, page_token=page_token)
     page: SweepsPage = {"sweeps": [sweep_json(sweeps.snapshot(sweep.id)) for sweep in found]}
@@ -176,7 +180,7 @@ def list_sweeps(
 
 @router.get("/{sweep_id}", Permission.HPO_READ)
 def get(sweep_id: str, database: DatabaseDep) -> TypedResponse[Sweep]:
-    """How a sweep stands, and its best trial."""
+    """Return the state of a sweep, and its best trial."""
     return json_response(sweep_json(Sweeps(database).snapshot(sweep_id)))
 
 
@@ -187,7 +191,7 @@ def trials(
     limit: Annotated[int, Query(ge=1, le=MAX_TRIALS)] = MAX_TRIALS,
     page_token: str | None = None,
 ) -> TypedResponse[Trials]:
-    """Trials, in their order."""
+    """List the trials of a sweep in order."""
     found, token = Sweeps(database).trials(sweep_id, limit=limit, page_token=page_token)
     page: Trials = {"trials": [trial_json(trial, job) for trial, job in found]}
     if token:
@@ -197,6 +201,6 @@ def trials(
 
 @router.post("/{sweep_id}/cancel", Permission.HPO_CANCEL)
 def cancel(sweep_id: str, database: DatabaseDep, store: StoreDep) -> TypedResponse[Sweep]:
-    """End a sweep with the jobs of its trials. What has ended by then keeps its value."""
+    """Cancel a sweep and the jobs of its trials; ended trials keep their values."""
     cancel_sweep(database, store, sweep_id)
     return json_response(sweep_json(Sweeps(database).snapshot(sweep_id)))

@@ -1,4 +1,4 @@
-"""POST /v1/jobs/estimate (rows D2, L8, Z26): what a job would need, from the body that would submit it."""
+"""POST /v1/jobs/estimate: estimate the needs of a job from the body that would submit it."""
 
 from typing import Literal
 
@@ -32,7 +32,7 @@ from resources.metadata.datasets import Datasets, DatasetVersion
 
 
 class NeededMemory(TypedDict):
-    """On one GPU or of the host, as `where` says; `available` is null where nothing is known of the hardware."""
+    """Memory of one GPU or of the host (`where`); `available` is null for unknown hardware."""
 
     needed: float
     available: float | None
@@ -46,15 +46,18 @@ class MeasuredRun(TypedDict):
 
 
 class SeedEstimate(TypedDict):
-    """What the recipe's file says; empty where it says nothing."""
+    """Estimate from the recipe's file; empty without one."""
 
     time: str
     cost: str
 
 
 class JobEstimate(TypedDict):
-    """`source` says what the hours stand on, `notes` what is not known or assumed. `tokens` of pairs are as many as those of
-    the dataset have; `tokens_per_step` is the most that a step may have. `disk` says how many checkpoints it must hold."""
+    """`source` is the basis of the hours, `notes` lists unknowns and assumptions.
+
+    `tokens` of pairs are as many as the dataset has; `tokens_per_step` is the maximum of a step. `disk` says how many
+    checkpoints it must hold.
+    """
 
     recipe: str
     method: Literal["full", "lora", "qlora"]
@@ -88,7 +91,7 @@ router = Router("/v1/jobs", tag="v1")
 def estimate_job(
     body: NewJob, database: DatabaseDep, store: StoreDep, settings: SettingsDep, caller: CallerDep
 ) -> TypedResponse[JobEstimate]:
-    """Tokens, steps, memory, hours and dollars of a job. Refused where the job would be refused."""
+    """Estimate tokens, steps, memory, hours and dollars of a job; refuse what submission would."""
     refuse_incomplete(body)
     body, notes = with_definition_defaults(body, database, caller)
     base = find_recipe(body.recipe)
@@ -116,7 +119,7 @@ def estimate_job(
 
 
 def with_definition_defaults(body: NewJob, database: Database, caller: Caller) -> tuple[NewJob, list[str]]:
-    """The body with the recipe and the dataset of its model definition, as the newest run of that used them."""
+    """Add the recipe and dataset of the model definition's newest run to the body."""
     if body.model == SANDBOX or (body.recipe and body.dataset):
         return body, []
     used = newest_run_params(database, body.model, caller.organization)
@@ -128,17 +131,17 @@ def with_definition_defaults(body: NewJob, database: Database, caller: Caller) -
 
 
 def count_dataset_tokens(version: DatasetVersion, recipe: Recipe, store: Store) -> DatasetTokens | None:
-    # Tokenizers and templates are a part of a server's start that it need not wait for.
+    # Imported late: tokenizers and templates would slow the server's start.
     from resources.estimate.token_count import count_dataset_tokens as dataset_tokens
 
     try:
         return dataset_tokens(version, recipe, store)
-    except (BrokenArtifact, FileNotFoundError):  # whoever trains on it is told; here it is not known
+    except (BrokenArtifact, FileNotFoundError):  # training would report it; for an estimate the count is unknown
         return None
 
 
 def estimate_json(found: Estimate) -> JobEstimate:
-    """Sizes in bytes, `null` where too little is known."""
+    """Convert an estimate to JSON: sizes in bytes, null for unknown values."""
     recipe = found.recipe
     return {
         "recipe": recipe.name,

@@ -1,10 +1,10 @@
-"""Objects of a program on a cluster: its pods hold no store key, and get a signed address for each object.
+"""Objects of a program on a cluster: pods use signed addresses, without a store key.
 
-Signed addresses serve bytes that nobody reads before a manifest lists them. Whatever makes them visible or changes what is
-there (manifests, results, exit documents, deletions, copies, the end of an upload) goes through this server, because an
-address that was given out cannot be revoked: it refuses attempts older than the newest one.
+Signed addresses serve bytes that are not read before a manifest lists them. Everything that makes them visible or changes
+existing objects (manifests, results, exit documents, deletions, copies, completed uploads) goes through this server, because
+an issued address cannot be revoked: the server refuses attempts older than the newest one.
 
-Where the store is a folder, an address is one of this server (`GET` and `PUT content`), relative to that of the objects.
+If the store is a folder, an address is one of this server (`GET` and `PUT content`), relative to that of the objects.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ router = Router("/v1/jobs/{job_id}/programs/{program}/objects", tag="v1")
 READ_SECONDS = 3600
 WRITE_SECONDS = 900
 MAX_COMMIT_BYTES = 64 << 20
-"""Of an object that is written through this server where the store is on S3: manifests of 100,000 files have 20 MB."""
+"""For an object written through this server to S3: a manifest of 100,000 files has 20 MB."""
 
 Attempt = Annotated[
     int,
@@ -60,7 +60,7 @@ def sign(
     scopes: ProgramScopesDep,
     program: ProgramWritesDep,
 ) -> TypedResponse[schemas.SignedAddresses]:
-    """Addresses to read and to write whole objects. Whether they exist is not checked."""
+    """Return addresses to read and write whole objects, without checking their existence."""
     reads = [normalize_uri(store, uri) for uri in body.reads]
     for uri in reads:
         scopes.check_read(grant.job, uri)
@@ -80,7 +80,7 @@ def sign(
 def head(
     body: schemas.HeadBody, grant: ProgramGrantDep, store: StoreDep, scopes: ProgramScopesDep
 ) -> TypedResponse[schemas.ObjectHeads]:
-    """What lies at each URI now, with an address to read it."""
+    """Return the current object at each URI, with an address to read it."""
     uris = [normalize_uri(store, uri) for uri in body.uris]
     for uri in uris:
         scopes.check_read(grant.job, uri)
@@ -107,7 +107,7 @@ def head(
 def list_objects(
     body: schemas.ListBody, grant: ProgramGrantDep, store: StoreDep, scopes: ProgramScopesDep
 ) -> TypedResponse[schemas.ObjectListing]:
-    """Objects below a place."""
+    """List objects below a URI."""
     uri = normalize_uri(store, body.uri)
     scopes.check_read(grant.job, uri)
     entries, folders = (store.entries(uri), []) if body.recursive else store.list_folder(uri)
@@ -117,7 +117,7 @@ def list_objects(
 
 @router.post("/delete", PROGRAM, audit=Audit.COUNTED)
 def delete(body: schemas.DeleteBody, store: StoreDep, program: ProgramWritesDep) -> TypedResponse[schemas.WrittenObjects]:
-    """Delete objects, if they are there, in the order of the request."""
+    """Delete existing objects in the order of the request."""
     uris = [program.check(uri) for uri in body.uris]
     with program.hold():
         for uri in uris:
@@ -133,7 +133,7 @@ def copy(
     scopes: ProgramScopesDep,
     program: ProgramWritesDep,
 ) -> TypedResponse[schemas.WrittenObjects]:
-    """Copy an object within the store: its bytes do not pass here."""
+    """Copy an object within the store, without transferring its bytes."""
     source = normalize_uri(store, body.source)
     scopes.check_read(grant.job, source)
     uri = program.check(body.uri)
@@ -153,7 +153,7 @@ async def put_content(
     uri: Annotated[str, Query(min_length=1, max_length=4096)],
     sha256: Annotated[str, Query(pattern=r"^[0-9a-f]{64}$", description="of the body; nothing else is stored")],
 ) -> TypedResponse[schemas.WrittenObjects]:
-    """Commit an object: its bytes are checked, and stored as long as no newer attempt has begun."""
+    """Check and commit an object, unless a newer attempt has begun."""
     uri = await run_in_threadpool(program.check, uri)
     size = int(request.headers.get("content-length") or -1)
     if size < 0 or (size > MAX_COMMIT_BYTES and store.local_path(uri) is None):
@@ -174,7 +174,7 @@ def get_content(
     scopes: ProgramScopesDep,
     uri: Annotated[str, Query(min_length=1, max_length=4096)],
 ) -> Response:
-    """The bytes of an object, or a range of it; with If-Match of this version only."""
+    """Send an object or a range of it; with If-Match, only that version."""
     uri = normalize_uri(store, uri)
     scopes.check_read(grant.job, uri)
     try:
@@ -186,7 +186,7 @@ def get_content(
 
 
 async def verified(body: AsyncIterator[bytes], sha256: str, uri: str) -> AsyncIterator[bytes]:
-    """Raises HanzoError: 409 at the end of a body that has another SHA-256."""
+    """Yield the body; raise a 409 at its end if its SHA-256 differs."""
     digest = hashlib.sha256()
     async for chunk in body:
         digest.update(chunk)
@@ -201,7 +201,7 @@ def read_address(store: Store, uri: str) -> schemas.SignedAddress:
 
 
 def content_address(uri: str, sha256: str | None = None) -> schemas.SignedAddress:
-    """An address of this server, relative to that of the program's objects."""
+    """Return an address of this server, relative to that of the program's objects."""
     query = urlencode({"uri": uri, **({"sha256": sha256} if sha256 else {})})
     return schemas.SignedAddress(url=f"content?{query}", headers={}, expires_in=READ_SECONDS)
 
@@ -211,4 +211,4 @@ def signed(request: SignedRequest) -> schemas.SignedAddress:
 
 
 def missing_object(uri: str) -> HanzoError:
-    return not_found(f"nothing lies at {uri}")
+    return not_found(f"there is no object at {uri}")

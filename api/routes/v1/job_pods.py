@@ -1,7 +1,6 @@
-"""/v1/jobs/{job_id}/programs/{program}: what the pods of a program on a cluster report.
+"""/v1/jobs/{job_id}/programs/{program}: reports of the pods of a program on a cluster.
 
-Authenticated by the program's own token. A 409 is final: the sender is a pod that another one has replaced, or of a job that
-is not wanted any more.
+Authenticated by the program's own token. A 409 is final: the pod was replaced by another one, or its job was cancelled.
 """
 
 from typing import Annotated
@@ -29,7 +28,7 @@ class PodReport(BaseModel):
 
 
 class AttemptClaim(PodReport):
-    """`shared`: the pods share their work through the store and restart alone, so that they join one attempt."""
+    """`shared`: pods share work through the store, restart alone, and join one attempt."""
 
     generation: Annotated[int, Field(ge=0, lt=MAX_COUNT)]
     pod_uid: Annotated[str, Field(min_length=1, max_length=64)]
@@ -47,7 +46,7 @@ class NodeRegistration(PodReport):
 
 
 class ExitReport(PodReport):
-    """`code` is what the pod will exit with."""
+    """`code` is the exit code that the pod will have."""
 
     node_rank: NodeRank
     code: Annotated[int, Field(ge=0, le=255)]
@@ -56,7 +55,10 @@ class ExitReport(PodReport):
 
 
 class ClaimedAttempt(TypedDict):
-    """`previous_reason` is why the attempt before ended: after `oom_killed`, a training takes smaller micro-batches."""
+    """`previous_reason` is the exit reason of the previous attempt.
+
+    After `oom_killed`, training uses smaller micro-batches.
+    """
 
     attempt: int
     previous_reason: str | None
@@ -75,7 +77,7 @@ router = Router("/v1/jobs/{job_id}/programs/{program}", tag="v1", strict=False)
 
 @router.post("/attempts", PROGRAM)
 def claim_attempt(grant: ProgramGrantDep, database: DatabaseDep, body: AttemptClaim) -> TypedResponse[ClaimedAttempt]:
-    """Claim the number of an attempt for a gang, by the uid of its first pod."""
+    """Assign an attempt number to a gang, by the uid of its first pod."""
     attempts, job = JobAttempts(database), JobRef(grant.job_id, grant.program)
     claimed = attempts.claim(job, Claim(**body.model_dump()))
     earlier = [attempt for attempt in attempts.list(job) if attempt.attempt < claimed.attempt]

@@ -1,4 +1,7 @@
-"""Uploads in parts of a program on a cluster: each part to a signed address, begun and completed by this server."""
+"""Multipart uploads of a program on a cluster: parts go to signed addresses.
+
+This server begins and completes them.
+"""
 
 from contextlib import suppress
 
@@ -20,7 +23,7 @@ router = Router("/v1/jobs/{job_id}/programs/{program}/objects/uploads", tag="v1"
 def begin_upload(
     body: schemas.UploadBody, transfers: SignedTransfersDep, program: ProgramWritesDep
 ) -> TypedResponse[schemas.ObjectUpload]:
-    """Begin an upload in parts. Nobody sees the object before the upload is complete."""
+    """Begin a multipart upload. The object stays invisible until the upload is complete."""
     uri = program.check(body.uri)
     if program.scope.is_committed(uri) or not transfers.is_available:
         return json_response(schemas.ObjectUpload(upload_id=None))
@@ -31,7 +34,7 @@ def begin_upload(
 def sign_parts(
     body: schemas.PartsBody, transfers: SignedTransfersDep, program: ProgramWritesDep
 ) -> TypedResponse[schemas.PartAddresses]:
-    """Addresses to upload parts."""
+    """Return addresses to upload parts."""
     uri = check_upload(body.uri, program, transfers)
     requests = (transfers.part_request(uri, body.upload_id, part.number, part.sha256, WRITE_SECONDS) for part in body.parts)
     return json_response(schemas.PartAddresses(parts=[signed(request) for request in requests]))
@@ -41,7 +44,7 @@ def sign_parts(
 def complete_upload(
     body: schemas.CompleteBody, store: StoreDep, transfers: SignedTransfersDep, program: ProgramWritesDep
 ) -> TypedResponse[schemas.WrittenObjects]:
-    """Make one object of the parts. Repeating a call whose answer was lost succeeds."""
+    """Assemble the parts into the object; repeating a call after a lost response succeeds."""
     uri = check_upload(body.uri, program, transfers)
     parts = [UploadedPart(part.number, part.etag, part.sha256) for part in body.parts]
     with program.hold():
@@ -59,7 +62,7 @@ def complete_upload(
 def abort_upload(
     body: schemas.AbortBody, store: StoreDep, transfers: SignedTransfersDep, program: ProgramWritesDep
 ) -> TypedResponse[schemas.WrittenObjects]:
-    """Drop the parts that arrived, also of an older attempt."""
+    """Delete the uploaded parts, also for an older attempt."""
     uri = normalize_uri(store, body.uri)
     program.scope.check_write(uri, program.attempt)
     if transfers.is_available:
@@ -69,7 +72,7 @@ def abort_upload(
 
 
 def check_upload(uri: str, program: ProgramWrites, transfers: SignedTransfers) -> str:
-    """The URI of an upload in its one form. Raises HanzoError as `ProgramWrites.check` does."""
+    """Return the normalized URI of an upload; raise HanzoError as `ProgramWrites.check` does."""
     uri = program.check(uri)
     if program.scope.is_committed(uri) or not transfers.is_available:
         raise conflict(f"{uri} is not uploaded in parts: send it whole with PUT content")
@@ -77,7 +80,7 @@ def check_upload(uri: str, program: ProgramWrites, transfers: SignedTransfers) -
 
 
 def is_assembled_from(store: Store, uri: str, parts: list[UploadedPart]) -> bool:
-    """Whether the object was made of these parts: the answer to an earlier call was lost. False where ETags are no MD5."""
+    """Return whether an earlier call already assembled these parts; False for ETags without MD5."""
     try:
         return store.open(uri).version.strip('"') == multipart_etag(parts)
     except FileNotFoundError:

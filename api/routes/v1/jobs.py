@@ -34,15 +34,18 @@ from resources.settings.settings import Settings
 
 POLL_SECONDS = 0.5
 QUIET_SECONDS = 15.0
-"""How long a followed log may send nothing: proxies and clients close a connection after half a minute."""
+"""Maximum silence of a followed log: proxies and clients close an idle connection after half a minute."""
 MAX_READ_BYTES = 1 << 20
-"""Bytes of a log that are read at a time."""
+"""How much of a log is read at a time."""
 MAX_TAIL_BYTES, MAX_TAIL_LINES = 64 << 10, 100
-"""How much of its log a job is shown with."""
+"""How much of its log is shown with a job."""
 
 
 async def stream_log(database: Database, compute: Compute, job: JobKey, follow: bool) -> AsyncIterator[str]:
-    """The log as server-sent events. Waits without a thread: forty followers of silent jobs used up the thread pool."""
+    """Stream the log as server-sent events.
+
+    It waits without a thread: forty followers of silent jobs exhausted the thread pool.
+    """
     offset, sent_at = 0, time.monotonic()
     while True:
         status = (await run_in_threadpool(Jobs(database).read, job.id)).status
@@ -60,24 +63,23 @@ async def stream_log(database: Database, compute: Compute, job: JobKey, follow: 
 
 
 def read_last_lines(compute: Compute, job: JobKey) -> list[str]:
-    """The last lines of a log; the first of them may be cut."""
+    """Return the last lines of a log; the first of them may be cut."""
     start = max(0, compute.log_size(job) - MAX_TAIL_BYTES)
     tail = compute.read_log(job, start, MAX_TAIL_BYTES)
     return tail.decode(errors="replace").splitlines()[-MAX_TAIL_LINES:]
 
 
 def read_new_lines(compute: Compute, job: JobKey, offset: int, is_last: bool) -> bytes:
-    """The next whole lines of a log; a line that is longer than `MAX_READ_BYTES` comes in parts.
+    """Return the next complete lines of a log; a line over `MAX_READ_BYTES` comes in parts.
 
-    Each redraw of a progress bar is a line as well. The last read includes a line that has not ended.
+    Each redraw of a progress bar counts as a line. The last read includes an unfinished line.
     """
     data = compute.read_log(job, offset, MAX_READ_BYTES)
     end = max(data.rfind(b"\n"), data.rfind(b"\r", 0, -1)) + 1  # after a final "\r", the "\n" of the same line may follow
     return data[:end] or (data if is_last or len(data) == MAX_READ_BYTES else b"")
 
 
-# /v1/jobs (rows G1, G6, S1-S4): submit, look, follow, cancel, resume, delete. What a job does is the asset graph's
-# business.
+# /v1/jobs: submit, inspect, follow, cancel, resume and delete jobs. The asset graph executes them.
 
 router = Router("/v1/jobs", tag="v1", strict=False)
 
@@ -89,7 +91,7 @@ def submission_kind(body: Any) -> str:
 Submission = Annotated[
     Annotated[NewJob, Tag(RECIPE_BODY)] | Annotated[CommandJob, Tag(COMMAND_BODY)], Discriminator(submission_kind)
 ]
-"""A job is asked for in one of two ways: by a recipe, or by a command of the user's own."""
+"""A job is submitted with a recipe or with a command."""
 
 
 @router.post(
@@ -109,11 +111,11 @@ def submit(
     new_job_id: JobIdFromKey,
     dry_run: bool = False,
 ) -> TypedResponse[Job]:
-    """Queue a job. Its dataset, where one is named, is pinned to the version of now. One that cannot fit is refused, also
-    one that its organization's quota has no room for, whatever else runs.
+    """Queue a job, with its dataset pinned to the current version.
 
-    One with a `command` runs it as it is. Sent again with the same Idempotency-Key it answers with the job that was queued,
-    whatever the body says. With `dry_run` it is checked in the same way and answered with 200, and nothing is queued.
+    A job that cannot fit is refused, also one that always exceeds its organization's quota. A `command` runs unchanged. A
+    repeated Idempotency-Key returns the existing job, and ignores the body. With `dry_run`, the job is checked in the same
+    way and returned with 200, but not queued.
     """
     submitter = Submitter(caller.user_id, caller.organization, from_own_user)
     if dry_run:
@@ -131,7 +133,7 @@ def submit(
 def checked_job_json(
     body: NewJob | CommandJob, database: Database, store: Store, settings: Settings, submitter: Submitter
 ) -> Job:
-    """The job that would be queued, under the id 0. Raises HanzoError where it would be refused."""
+    """Return the job that would be queued, with id 0, or refuse it."""
     if isinstance(body, CommandJob):
         kind, config = COMMAND, stored_config(check_command(body, settings, submitter), UNSUBMITTED)
     else:
@@ -148,7 +150,7 @@ def list_jobs(
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = MAX_PAGE,
     page_token: str | None = None,
 ) -> TypedResponse[JobsPage]:
-    """The caller's organization's jobs, newest first."""
+    """List the jobs of the caller's organization, newest first."""
     found, token = Jobs(database).page(caller.organization, status, limit=limit, page_token=page_token)
     page: JobsPage = {"jobs": [job_json(job) for job in found]}
     if token:
@@ -158,7 +160,7 @@ def list_jobs(
 
 @router.get("/{job_id}", Permission.JOBS_READ)
 def get(job_id: str, database: DatabaseDep, compute: ComputeDep) -> TypedResponse[JobWithLogs]:
-    """A job with the end of its program's log (row G1); all of it is at `/logs`."""
+    """Return a job with the last lines of its program's log."""
     job = Jobs(database).read(job_id)
     states = ClusterJobs(database).list_programs(job_id)
     return json_response(job_with_logs_json(job, read_last_lines(compute, job), states))
@@ -179,7 +181,7 @@ def resume(
     from_own_user: FromOwnUserDep,
     wish: Wish | None = None,
 ) -> TypedResponse[Job]:
-    """Go on with a job that failed or was cancelled: from a checkpoint of its run, on as many GPUs as are there."""
+    """Resume a failed or cancelled job from a checkpoint, on the GPUs that are available."""
     job = Jobs(database).read(job_id)
     if job.type == COMMAND:
         allow_command(settings, from_own_user)
@@ -189,16 +191,16 @@ def resume(
 
 @router.delete("/{job_id}", Permission.JOBS_DELETE)
 def delete(job_id: str, database: DatabaseDep) -> TypedResponse[Deleted]:
-    """Take an ended job out of the list. What it made stays, with the job that it is traced back to."""
+    """Remove an ended job from the list; its results and their lineage are kept."""
     Jobs(database).delete(job_id)
     return json_response({"deleted": job_id})
 
 
 @router.get("/{job_id}/logs", Permission.JOBS_READ, produces="text/event-stream")
 def logs(job_id: str, database: DatabaseDep, compute: ComputeDep, follow: bool = True) -> Response:
-    """The log of the job's program as server-sent events, one line each; `end` with the job's status closes it.
+    """Stream the log of the job's program as server-sent events, one per line.
 
-    A comment now and then while there is nothing to tell.
+    `end` with the job's status closes the stream. While the log is silent, comments keep the connection open.
     """
     job = Jobs(database).read(job_id)
     return StreamingResponse(stream_log(database, compute, job, follow), media_type="text/event-stream")

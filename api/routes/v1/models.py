@@ -1,6 +1,6 @@
-"""/v1/models: versions, stages, proof, training data (rows B8, O1-O7, O11, S8, S9).
+"""/v1/models: versions, stages, proof and training data of models.
 
-Two of the routes have a second name below /api/v1, and the stage takes PATCH and PUT (row Z7).
+Two of the routes are also served below /api/v1, and the stage accepts PATCH and PUT.
 """
 
 from typing import Annotated, cast
@@ -51,7 +51,7 @@ class NewModel(Body):
 
 
 class NewVersion(Body):
-    """A version of a run: of a training job's run what it trained, of another run the artifact at `artifact`."""
+    """A version of a run: what its training job trained, or the artifact at `artifact`."""
 
     run_id: str
     artifact: str = "checkpoint-final"
@@ -59,7 +59,7 @@ class NewVersion(Body):
 
 
 class NewStage(Body):
-    """`traffic_percent` is the share of the traffic that a canary is meant to get."""
+    """`traffic_percent` is the intended share of traffic of a canary."""
 
     stage: str
     force: bool = False
@@ -67,7 +67,7 @@ class NewStage(Body):
 
 
 class NewPointer(Body):
-    """A version of files that lie somewhere already. `version` is a number of the caller's own, such as "3.1"."""
+    """A version of files that are already stored; `version` is the caller's own number ("3.1")."""
 
     name: str
     artifact_uri: str
@@ -81,7 +81,7 @@ class NewPointer(Body):
 def list_models(
     database: DatabaseDep, caller: CallerDep, limit: Limit = MAX_PAGE, page_token: str | None = None
 ) -> TypedResponse[RegisteredModels]:
-    """The caller's organization's models, by name."""
+    """List the models of the caller's organization, by name."""
     found, token = page_models(database, caller.organization, limit=limit, page_token=page_token)
     page: RegisteredModels = {"models": cast(list[RegisteredModel], found)}
     if token:
@@ -100,7 +100,7 @@ def create_model(body: NewModel, database: DatabaseDep, caller: CallerDep) -> Ty
 def register_pointer(
     body: NewPointer, database: DatabaseDep, store: StoreDep, caller: CallerDep
 ) -> TypedResponse[ModelVersion]:
-    """Row O6: the model is made when it is missing; the files must be there."""
+    """Register a version of existing files, and create the model if it is missing."""
     named = find_named_owner(body.artifact_uri)
     with database.read() as connection:
         sourced = check_source(connection, store, body.artifact_uri, caller.organization, as_mlflow=False, **named)
@@ -121,7 +121,7 @@ def register_pointer(
 def list_versions(
     name: str, database: DatabaseDep, caller: CallerDep, limit: Limit = MAX_PAGE, page_token: str | None = None
 ) -> TypedResponse[ModelVersions]:
-    """The versions of a model, newest first."""
+    """List the versions of a model, newest first."""
     found, token = page_versions(database, caller.model(name), limit=limit, page_token=page_token)
     page: ModelVersions = {"versions": versions_json(found, database)}
     if token:
@@ -161,7 +161,7 @@ def set_stage(
 
 @router.delete("/{name}/deployment", Permission.MODELS_ARCHIVE, status_code=202)
 def end_serving(name: str, database: DatabaseDep, caller: CallerDep) -> TypedResponse[EndedDeployments]:
-    """Take a model out of service: its version in production is archived, and the engine lets go of it soon after."""
+    """Archive a model's production version; the engine unloads it soon after."""
     found = undeploy(database, caller.model(name), user=caller.user_id)
     return json_response({"name": name, "deployments": [cast(Deployment, vars(each)) for each in found]}, 202)
 
@@ -170,7 +170,7 @@ def end_serving(name: str, database: DatabaseDep, caller: CallerDep) -> TypedRes
 def proof(
     name: str, version: str, database: DatabaseDep, store: StoreDep, settings: SettingsDep, caller: CallerDep
 ) -> TypedResponse[Proof]:
-    """Every edge from what is served back to the raw files, hashed again now."""
+    """Prove the lineage of a version back to its raw files, by hashing them again."""
     found = find_version(database, name, version, caller)
     with database.read() as connection:
         return json_response(prove_version(connection, store, found, hash_finder(settings, database)))
@@ -178,13 +178,13 @@ def proof(
 
 @router.get("/{name}/versions/{version}/data", Permission.MODELS_READ)
 def data(name: str, version: str, database: DatabaseDep, store: StoreDep, caller: CallerDep) -> TypedResponse[TrainingData]:
-    """What data a version was trained on, and what is known of personal data in it."""
+    """Return the data that a version was trained on, and known personal data in it."""
     found = find_version(database, name, version, caller)
     return json_response(describe_training_data(database, store, found, caller.organization))
 
 
 def find_version_number(database: Database, name: str, version: str, caller: Caller) -> int:
-    """A version's number, also by the one that its registrar gave it."""
+    """Return a version's number; also accepts the number that its registrar chose."""
     if not version.isdecimal():
         with database.read() as connection:
             labelled = Registry(database).find_by_label(caller.model(name), version, connection)

@@ -1,6 +1,6 @@
-"""/v1/pipelines: a training job in the words of row G9. The steps of a pipeline are the asset graph's.
+"""/v1/pipelines: submit a training job as a run of a pipeline.
 
-`POST /v1/jobs` has more words. What is asked for here and cannot be done here is refused, with what can.
+The asset graph defines the steps. `POST /v1/jobs` has more options. Unsupported requests are refused with the alternatives.
 """
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
@@ -20,7 +20,7 @@ router = Router("/v1/pipelines", tag="v1", alias_prefix="/api/v1/pipelines")
 
 
 class PipelineConfig(BaseModel):
-    """With a `model_type`, a recipe, the run needs no definition; without one it is a run of the model definition."""
+    """Runs the recipe `model_type`; by default the model definition of the pipeline's name."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
@@ -47,8 +47,9 @@ def run(
     from_own_user: FromOwnUserDep,
     new_job_id: JobIdFromKey,
 ) -> TypedResponse[PipelineRun]:
-    """Queue a training job. `pipeline_id` is its name, and that of the model which it makes. Sent again with the same
-    Idempotency-Key it answers with the job that was queued, whatever the body says.
+    """Queue a training job named `pipeline_id`, like the model that it creates.
+
+    A repeated Idempotency-Key returns the existing job, and ignores the body.
     """
     known = Jobs(database).find_by_id(new_job_id)
     submitter = Submitter(caller.user_id, caller.organization, from_own_user)
@@ -57,7 +58,7 @@ def run(
 
 
 def as_job(body: NewPipelineRun) -> NewJob:
-    """The job that is meant. Raises HanzoError for what nothing here trains, and for data that is no dataset."""
+    """Convert a pipeline run to a job; refuse unknown recipes and data sources."""
     name, config = body.pipeline_id, body.config
     if config.data_source is not None and "/" in config.data_source:
         raise invalid(

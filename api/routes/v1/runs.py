@@ -1,4 +1,4 @@
-"""/v1/runs: create, read, compare, log to and delete runs, and replay them (rows E7, E9, Y11, Y12)."""
+"""/v1/runs: create, read, compare, log to, delete and replay runs."""
 
 from typing import Annotated, Literal, cast
 
@@ -36,7 +36,7 @@ from resources.scheduling.quotas import count_gpus, refuse_impossible_job
 
 
 class Replay(TypedDict):
-    """The job that was queued, and in what its environment differs from the first run's."""
+    """The queued job, and the differences between its environment and the first run's."""
 
     job: Job
     environment: list[Difference]
@@ -50,7 +50,7 @@ Text = str | int | float | bool
 
 
 class NewRun(Body):
-    """Names its experiment by id or by name; a name that nobody used makes a new experiment."""
+    """Names its experiment by id or by name; an unused name creates an experiment."""
 
     experiment_id: str | None = None
     experiment_name: Name | None = None
@@ -93,14 +93,14 @@ def create(body: NewRun, tracking: TrackingDep, caller: CallerDep) -> TypedRespo
             number, name=body.name, user_id=caller.user_id, tags=body.tags, status=body.status, connection=connection
         )
         tracking.run_data.log_batch(run.id, params=params_as_text(body.params), connection=connection)
-        # Read before the commit, and without the store, where nothing can be yet: what was made is answered.
+        # Read before the commit, and without the store, which cannot have files yet.
         made: RunWithArtifacts = {**run_json(tracking.run_search.get(run, connection=connection)), "artifacts": []}
     return json_response(made, status_code=201)
 
 
 @router.get("/compare", Permission.EXPERIMENTS_READ)  # before the run of that name
 def compare(ids: Annotated[list[str], Query()], tracking: TrackingDep) -> TypedResponse[Comparison]:
-    """Two runs or more, as `ids=A,B` or `ids=A&ids=B`."""
+    """Compare runs, given as `ids=A,B` or `ids=A&ids=B`."""
     wanted = split_ids(ids)
     if not 2 <= len(wanted) <= MAX_COMPARED:
         raise invalid(f"Between 2 and {MAX_COMPARED} runs are compared at once, not {len(wanted)}: give ids=RUN,RUN")
@@ -116,7 +116,7 @@ def get(run_id: str, tracking: TrackingDep, artifacts: RunArtifactsDep) -> Typed
 
 @router.delete("/{run_id}", Permission.EXPERIMENTS_DELETE)
 def delete(run_id: str, tracking: TrackingDep, artifacts: RunArtifactsDep) -> TypedResponse[RunWithArtifacts]:
-    """Hide a run; MLflow's `runs/restore` brings it back."""
+    """Hide a run; MLflow's `runs/restore` undoes it."""
     tracking.runs.delete(run_id)
     return json_response(run_with_artifacts(tracking, artifacts, tracking.runs.get(run_id)))
 
@@ -152,8 +152,9 @@ async def upload(
     artifacts: RunArtifactsDep,
     key: Annotated[str | None, Query(min_length=1, description="needed where the body is no form")] = None,
 ) -> TypedResponse[StoredArtifact]:
-    """The request body is the file, `key` its name in the run. Of a form (multipart/form-data) the file in it is stored:
-    under `key`, else the form's field of that name, else its own name.
+    """Store the request body as the artifact `key`, or the file of a form (multipart/form-data).
+
+    A form's file is stored under `key`, else the form's field of that name, else its own name.
     """
     run = await run_in_threadpool(tracking.runs.get, run_id)
     check_run_active(run.id, run.lifecycle_stage)
@@ -180,7 +181,7 @@ def run_with_artifacts(tracking: Tracking, artifacts: RunArtifacts, run: Run) ->
 
 
 def params_as_text(params: dict[str, Text]) -> list[tuple[str, str]]:
-    """Params are stored as text, as MLflow's client sends them: `2e-5` is '2e-05', `true` is 'True'."""
+    """Convert params to text as MLflow's client does: `2e-5` to '2e-05', `true` to 'True'."""
     if len(params) > MAX_PARAMS:
         raise invalid(f"A request can contain at most {MAX_PARAMS} params. Got {len(params)} params.")
     return [(key, str(value)) for key, value in params.items()]
@@ -190,8 +191,9 @@ def params_as_text(params: dict[str, Text]) -> list[tuple[str, str]]:
 def replay(
     run_id: str, database: DatabaseDep, store: StoreDep, settings: SettingsDep, caller: CallerDep, new_job_id: JobIdFromKey
 ) -> TypedResponse[Replay]:
-    """Queue the run's replay; `environment` is what differs from the first run's before it starts. Sent again with the same
-    Idempotency-Key it answers with the job that was queued.
+    """Queue the run's replay; `environment` lists the differences known before it starts.
+
+    A repeated Idempotency-Key returns the existing job.
     """
     first = read_finished_run(database, store, run_id)
     recipe, quota = first.record.recipe, settings.scheduler.quotas.get(first.job.organization)
@@ -202,5 +204,5 @@ def replay(
 
 @router.get("/{run_id}/replay", Permission.EXPERIMENTS_READ)
 def verdict(run_id: str, database: DatabaseDep, store: StoreDep) -> TypedResponse[Verdict]:
-    """Of a completed replay: every loss and the final weights, held against the first run's."""
+    """Compare losses and final weights of a completed replay to the first run's."""
     return json_response(read_verdict(database, store, run_id))

@@ -21,22 +21,21 @@ from api.json_bodies import parse_json
 from api.routes.mlflow.artifacts import upload_interrupted
 from resources.errors import HanzoError, invalid
 
-# The form of an upload, read so that its files lie one behind the other in one file of this machine, however many they
-# are.
+# Parse upload forms so that all files are stored in sequence in one temporary file, however many they are.
 #
-# Starlette keeps up to a megabyte of each in memory, and opens a file for each larger one: for a dataset of many files
-# that is more than the machine has, or than a process may open. So it takes no more than a thousand.
+# Starlette keeps up to a megabyte of each file in memory, and opens a temporary file for each larger one: datasets of many
+# files exceed the memory, or the open files of a process. Its default limit is a thousand files.
 #
-# A JSON object is a form without files: of a dataset that the server fetches, whose `source` it names, or of a query.
+# A JSON object is a form without files: for a dataset that the server fetches from `source`, or for a query.
 
 MAX_FILES = 50_000
-"""Of one upload. What a form says of each takes a kilobyte of memory."""
+"""Of one upload. The form's data about each takes a kilobyte of memory."""
 BUFFER = 1 << 20
 MAX_JSON = 1 << 20
 
 
 class SpoolFile:
-    """The file that all others lie in."""
+    """The temporary file that contains all others."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -51,7 +50,7 @@ class SpoolFile:
 
 
 class FileSection(io.RawIOBase):
-    """A file within another. It is written before the next one is, and read when all are there."""
+    """A file within another: written before the next one begins, read once all are complete."""
 
     def __init__(self, whole: SpoolFile) -> None:
         self._whole = whole
@@ -59,8 +58,9 @@ class FileSection(io.RawIOBase):
 
     @property
     def _rolled(self) -> bool:
-        """Starlette asks so whether a file has left memory, and then writes it in a thread: for a small one, which goes into
-        a buffer, that took longer than all else.
+        """Report to Starlette whether the file has left memory.
+
+        It then writes in a thread, which for a small, buffered file took longer than everything else.
         """
         return self._size > BUFFER
 
@@ -95,7 +95,7 @@ class FileSection(io.RawIOBase):
 
 
 class SingleFileParser(MultiPartParser):
-    """Puts the files of a form into one."""
+    """Stores the files of a form in one file."""
 
     def __init__(self, request: Request, whole: IO[bytes]) -> None:
         super().__init__(request.headers, request.stream(), max_files=MAX_FILES)
@@ -136,10 +136,10 @@ class UploadRequest(Request):
 
 
 def form_fields(text: bytes) -> Iterator[tuple[str, str]]:
-    """A JSON object as the fields of a form, which are texts.
+    """Yield the members of a JSON object as text fields of a form.
 
     Raises:
-        HTTPException: it is none. Of other errors FastAPI would not tell what they say.
+        HTTPException: it is not a JSON object. FastAPI would hide the message of other errors.
     """
     try:
         found = parse_json(text)
@@ -154,7 +154,7 @@ def form_fields(text: bytes) -> Iterator[tuple[str, str]]:
 
 
 class UploadRoute(APIRoute):
-    """A route whose form is read so. What was uploaded is gone when the answer is there."""
+    """A route that spools the files of its form, and deletes them after the response."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -166,18 +166,17 @@ class UploadRoute(APIRoute):
         return handle_upload
 
 
-# An artifact that comes in a form, as `curl -F file=@NAME` sends it: the file in it is stored, not the envelope around
-# it.
+# An artifact sent in a form, as `curl -F file=@NAME` does: the file is stored, not the multipart body.
 #
-# It waits in a file of this machine until the whole form is there: the field that names it may come after it, and a form
-# that breaks off has stored nothing.
+# It is spooled until the form is complete: the field with its name may come after it, and an interrupted form must store
+# nothing.
 
 ARTIFACT_USAGE = "send the file as the body, with its name as ?key=NAME (curl --data-binary @FILE), or as one file of a form"
 
 
 @dataclass(frozen=True)
 class FormArtifact:
-    """The one file of a form, and what it is to be called in the run."""
+    """The only file of a form, and its name in the run."""
 
     key: str
     file: FormFile
@@ -188,10 +187,12 @@ def is_form(request: Request) -> bool:
 
 
 async def receive_form(request: Request, artifacts: RunArtifacts, run_id: str, key: str | None) -> tuple[str, UploadedFile]:
-    """The key under which the file of a form was stored, and what was. A checksum in a header is the file's.
+    """Store the file of a form; return its key and the stored file.
+
+    Checksums in headers are those of the file.
 
     Raises:
-        HanzoError: 400 where the form is none, or has no file or several, or nothing says what the file is called.
+        HanzoError: 400 for an invalid form, no file or several, or a file without a name.
     """
     checksums = expected_checksums(request.headers)
     try:
@@ -204,7 +205,7 @@ async def receive_form(request: Request, artifacts: RunArtifacts, run_id: str, k
 
 
 def find_artifact(form: FormData, key: str | None) -> FormArtifact:
-    """What a form sends: under the key of the query, else that of its field `key`, else the file's own name."""
+    """Return the form's file, named by the query, the field `key`, or its own name."""
     file = next((value for value in form.values() if isinstance(value, FormFile)), None)
     if file is None:
         raise no_file()

@@ -14,7 +14,7 @@ from resources.errors import HanzoError, invalid
 from resources.metadata.field_rules import MAX_INT64, MetricPoint, metric_point, printable
 from resources.metadata.tracking.experiments import Experiment
 
-# Our experiments as MLflow's JSON messages, and what all messages share. Unset fields are left out, as protobuf does.
+# MLflow's JSON messages for experiments, and what all messages share. Unset fields are left out, as protobuf does.
 
 VIEWS = {"ACTIVE_ONLY": ("active",), "DELETED_ONLY": ("deleted",), "ALL": ("active", "deleted")}
 
@@ -24,7 +24,7 @@ def mlflow_response(**fields: Any) -> TypedResponse[Any]:
 
 
 def experiment_number(text: str) -> int:
-    """MLflow's experiment ids are strings; those of a database are numbers. A negative one is a number that nobody has."""
+    """Convert MLflow's text id to a number; a negative one is valid, but never found."""
     if not text.isascii() or not text.removeprefix("-").isdigit() or len(text) > 20:
         raise bad_experiment_id(text)
     number = int(text)
@@ -50,7 +50,7 @@ def experiment_message(experiment: Experiment) -> ExperimentMessage:
 
 
 def metric_message(point: MetricPoint) -> PointMessage:
-    """JSON has no NaN: it travels as a string."""
+    """Convert a point; JSON has no NaN, so it is encoded as a string."""
     value: float | Literal["NaN"] = "NaN" if point.is_nan else point.value
     return {"key": point.key, "value": value, "timestamp": point.timestamp, "step": point.step}
 
@@ -70,21 +70,21 @@ RunIdParameter = Annotated[str, Depends(find_run_id)]
 
 
 Required = Annotated[str, Field(min_length=1)]
-"""Text that must be there: in protobuf's JSON an empty text is an absent one."""
+"""Non-empty text: in protobuf's JSON an empty text counts as absent."""
 RunId = Annotated[Required, Field(validation_alias=AliasChoices("run_id", "run_uuid"))]
 """Old clients send `run_uuid`, new ones both."""
 MAX_BATCH_BYTES = 1_000_000
-"""Of a log-batch, as MLflow documents it."""
+"""Size limit of a log-batch, as MLflow documents it."""
 VIEW_NAMES = {"1": "ACTIVE_ONLY", "2": "DELETED_ONLY", "3": "ALL"}
 View = Annotated[
     Literal["ACTIVE_ONLY", "DELETED_ONLY", "ALL"],
     BeforeValidator(lambda value: VIEW_NAMES.get(str(value), value)),
 ]
-"""By name, or by number, which protobuf's JSON allows too, also as text: `ViewType.ALL` of MLflow's Python client is one."""
+"""By name or, as protobuf's JSON allows, by number, also as text: MLflow's Python client sends `ViewType.ALL` as one."""
 
 
 class Message(Body):
-    """A body as protobuf's JSON has it: null means absent, and `runId` is `run_id`."""
+    """A body in protobuf's JSON: null means absent, and `runId` means `run_id`."""
 
     @model_validator(mode="before")
     @classmethod

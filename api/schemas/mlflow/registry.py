@@ -1,6 +1,6 @@
-"""Our models and versions as MLflow's JSON messages, and MLflow's words for stages and statuses as ours (rows O3, Z5).
+"""Convert registered models, versions, stages and statuses to and from MLflow's.
 
-MLflow knows no canary: one is in Staging there, and the tag `hanzo.stage` tells it apart.
+MLflow has no stage canary: it is shown as Staging, with the tag `hanzo.stage` as the difference.
 """
 
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ MLFLOW_STAGES = tuple(dict.fromkeys(STAGES.values()))
 
 
 def mlflow_stage(text: str) -> str:
-    """A stage as MLflow writes it, however the client did."""
+    """Return a stage in MLflow's spelling, ignoring case."""
     for stage in MLFLOW_STAGES:
         if stage.lower() == text.lower():
             return stage
@@ -32,12 +32,12 @@ def mlflow_stage(text: str) -> str:
 
 
 def stages_in_mlflow_stage(stage: str) -> tuple[str, ...]:
-    """Every stage of ours that MLflow sees as this one of its own."""
+    """Return the stages that MLflow shows as this one."""
     return tuple(ours for ours, theirs in STAGES.items() if theirs == stage)
 
 
 def version_status(version: ModelVersion) -> str:
-    """A version without an export is ready, unless one is on its way: a pointer is all that MLflow's registry keeps."""
+    """Return MLflow's status; a version without a pending export is ready, even without files."""
     if version.status in ("quarantined", "failed"):
         return "FAILED_REGISTRATION"
     return "PENDING_REGISTRATION" if version.is_awaiting_export else "READY"
@@ -67,7 +67,7 @@ def version_message(version: ModelVersion) -> dict[str, Any]:
 
 
 def newest_by_stage(versions: Iterable[ModelVersion]) -> list[ModelVersion]:
-    """The newest version of each of MLflow's stages, by number."""
+    """Return the newest version of each of MLflow's stages, by number."""
     newest: dict[str, ModelVersion] = {}
     for version in sorted(versions, key=lambda version: version.version):
         newest[STAGES[version.stage]] = version

@@ -1,4 +1,4 @@
-"""Responses of MLflow's REST API, message by message. Unset fields are left out, as protobuf does."""
+"""Response messages of MLflow's REST API. Unset fields are left out, as in protobuf."""
 
 from typing import Literal, NotRequired
 
@@ -183,7 +183,7 @@ class PartUrlMessage(TypedDict):
 
 
 class NothingAnswer(TypedDict):
-    """That it is done."""
+    """An empty response of success."""
 
 
 class ExperimentIdAnswer(TypedDict):

@@ -1,4 +1,7 @@
-"""Our runs as MLflow's JSON messages. Structs and not dicts: a page has tens of thousands of them, at half the price."""
+"""MLflow's JSON messages for runs.
+
+Structs instead of dicts: a page has tens of thousands of them, at half the cost.
+"""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,7 +34,7 @@ FROM_MLFLOW = {theirs: ours for ours, theirs in TO_MLFLOW.items()}
 
 NUMBERS = {"1": "RUNNING", "2": "SCHEDULED", "3": "FINISHED", "4": "FAILED", "5": "KILLED"}
 Status = Annotated[str, BeforeValidator(lambda value: NUMBERS.get(str(value), value))]
-"""By name, or by number, which protobuf's JSON allows too, also as text."""
+"""By name or, as protobuf's JSON allows, by number, also as text."""
 
 
 def status_from_mlflow(theirs: str) -> str:
@@ -41,7 +44,7 @@ def status_from_mlflow(theirs: str) -> str:
 
 
 def translate_status_conditions(conditions: Iterable[Condition]) -> list[Condition]:
-    """Conditions on status, whatever their comparator, as the list of our statuses that they let through."""
+    """Translate conditions on status, with any comparator, to lists of matching statuses."""
     return [
         replace(
             condition,
@@ -55,13 +58,13 @@ def translate_status_conditions(conditions: Iterable[Condition]) -> list[Conditi
 
 
 def matches_status(condition: Condition, theirs: str) -> bool:
-    """Whether a condition lets one of MLflow's statuses through."""
+    """Return whether a condition matches one of MLflow's statuses."""
     value = condition.value
     if isinstance(value, tuple):
         return (theirs in value) == (condition.operator == "IN")
     if condition.operator in ("=", "!="):
         return (theirs == value) == (condition.operator == "=")
-    # A hundred '%' in a row have as many ways to share the word as there are stars: the server would look at all of them.
+    # Merge repeated '%': a hundred in a row would make the regular expression backtrack exponentially.
     once = re.sub("%+", "%", str(value))
     pattern = re.escape(once).replace("%", ".*").replace("_", ".")
     flags = re.IGNORECASE | re.DOTALL if condition.operator == "ILIKE" else re.DOTALL
@@ -72,7 +75,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class PointMessage(msgspec.Struct, gc=False):
-    """JSON has no NaN: it travels as a string."""
+    """A point; JSON has no NaN, so it is encoded as a string."""
 
     key: str
     value: float | str
@@ -105,7 +108,7 @@ class DataMessage(msgspec.Struct):
 
 
 class LogMessage(msgspec.Struct):
-    """Of a run's message, what moves its revision."""
+    """The parts of a run's message that depend on its revision."""
 
     data: DataMessage
     inputs: dict[str, list[Any]]
@@ -122,13 +125,13 @@ def run_message(logged: LoggedRun) -> RunMessage:
 
 
 def run_texts(tracking: Tracking, reader: Connection, found: Sequence[Run]) -> list[msgspec.Raw]:
-    """The messages of runs as JSON, in their order. What they logged is read only where it is not kept from before."""
+    """Return messages of runs as JSON, in order; logged data may be cached."""
 
     def texts(missing: Sequence[Run]) -> Iterable[bytes]:
         return (_encode(log_message(logged)) for logged in load_logged(reader, missing))
 
     logs = tracking.renderings.get_or_render(found, texts)
-    # Of two JSON objects one: the second goes on where the first would end.
+    # Merge two JSON objects textually: the second continues where the first would end.
     return [
         msgspec.Raw(b'{"info":' + _encode(info_message(run)) + b"," + log[1:]) for run, log in zip(found, logs, strict=True)
     ]
@@ -164,7 +167,7 @@ def pair_messages(values: Mapping[str, str]) -> list[PairMessage]:
 
 
 def inputs_and_outputs(logged: LoggedRun) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-    """The inputs and the outputs of a run."""
+    """Return the inputs and the outputs of a run."""
     inputs = without_empty_lists(
         dataset_inputs=[input_message(used) for used in logged.inputs],
         model_inputs=[{"model_id": model.model_id} for model in logged.models if model.direction == "input"],

@@ -1,4 +1,4 @@
-"""A dataset version as JSON, how a request names one, and what is said where its files are not what they were."""
+"""Dataset versions as JSON: how requests name one, and errors for damaged files."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -37,9 +37,9 @@ class Splits(TypedDict):
 
 
 class DatasetOrigin(TypedDict):
-    """`origins` are addresses at which the raw files could be had, of a version that was fetched.
+    """`origins` are the source addresses of a fetched version.
 
-    `skipped` and `unread` are as they were reported when the version was made.
+    `skipped` and `unread` are as reported when the version was created.
     """
 
     parent_datasets: list[str]
@@ -50,7 +50,10 @@ class DatasetOrigin(TypedDict):
 
 
 class CheckStanding(TypedDict):
-    """`blocked` is why nothing may be made of the version, `problem` why it could not be checked or split; else empty."""
+    """`blocked` is why the version may not be used, else empty.
+
+    `problem` is why it could not be checked or split, else empty.
+    """
 
     status: CheckStatus
     blocked: str
@@ -86,8 +89,9 @@ class DatasetVersions(TypedDict):
 
 
 class NewDatasetVersion(DatasetVersion):
-    """`skipped` are files that were left out as hidden or without a record; `unread` counts the records that have a key
-    inside messages or tools which no model is shown.
+    """`skipped` lists files left out as hidden or without records.
+
+    `unread` counts records by unknown keys inside messages or tools, which no model is shown.
     """
 
     created: bool
@@ -96,7 +100,7 @@ class NewDatasetVersion(DatasetVersion):
 
 
 class NotTaken(TypedDict):
-    """What was said of files whose content is a version already, and that the version does not say."""
+    """Given values that differ from those of the existing version with the same content."""
 
     tags: NotRequired[list[str]]
     metadata: NotRequired[dict[str, Any]]
@@ -104,7 +108,7 @@ class NotTaken(TypedDict):
 
 
 class KnownDatasetVersion(NewDatasetVersion):
-    """The newest version, which holds the same."""
+    """The newest version, which has the same content."""
 
     not_taken: NotTaken
 
@@ -116,7 +120,7 @@ class FilePart(TypedDict):
 
 
 class DatasetFile(TypedDict):
-    """Its parts, one behind the other in their order, are the file."""
+    """The parts, concatenated in order, are the file."""
 
     path: str
     sha256: str
@@ -125,7 +129,7 @@ class DatasetFile(TypedDict):
 
 
 class DatasetDownload(TypedDict):
-    """`url` is the one of a version that is one file in one part, else null."""
+    """`url` is that of a version with a single part, else null."""
 
     dataset: str
     url: str | None
@@ -138,9 +142,9 @@ log = logging.getLogger(__name__)
 
 
 def versions_json(database: Database, versions: Sequence[DatasetRecord]) -> list[DatasetVersion]:
-    """Versions and, as `checks`, how each stands with its checks: what is blocked is neither split nor trained on.
+    """Convert versions to JSON, with the state of their checks as `checks`.
 
-    `problem` of one is why it could not be checked or split, and empty where it could, or is going to be.
+    A blocked version is neither split nor trained on. `problem` is why its last check or split failed, else empty.
     """
     identifiers = [version.id for version in versions]
     with database.read() as connection:
@@ -165,13 +169,13 @@ def version_json(database: Database, version: DatasetRecord) -> DatasetVersion:
 
 
 def find_version(database: Database, dataset_id: str) -> DatasetRecord:
-    """The version of a path's id, of which access control knows whose it is."""
+    """Return the version with the id in a path, whose owner access control has checked."""
     with database.read() as connection:
         return Datasets(database).get(dataset_id, connection)
 
 
 def find_own_version(database: Database, identifier: str, caller: Caller) -> DatasetRecord:
-    """The version that another parameter names, by its id or as NAME@VERSION, if it is the caller's organization's."""
+    """Return the caller's organization's version named by a parameter (id or NAME@VERSION)."""
     if "@" in identifier:
         return Datasets(database).read(identifier, caller.organization)
     version = find_version(database, identifier)
@@ -182,7 +186,7 @@ def find_own_version(database: Database, identifier: str, caller: Caller) -> Dat
 
 @contextmanager
 def reporting_data_loss(what: str) -> Iterator[None]:
-    """What is read from the store in it may be lost or changed there, or deleted meanwhile. Raises 409 (DATA_LOSS)."""
+    """Convert missing or corrupt files in the block to a 409 (DATA_LOSS)."""
     try:
         yield
     except (BrokenArtifact, FileNotFoundError) as error:
@@ -190,5 +194,5 @@ def reporting_data_loss(what: str) -> Iterator[None]:
         raise HanzoError(
             ErrorCode.DATA_LOSS,
             f"{what} cannot be read whole: the object store lost or changed a part of it, or it was deleted meanwhile. "
-            "Restore the store, or create the version again from the same files: what is missing or changed is stored anew",
+            "Restore the store, or create the version again from the same files, which replaces missing or changed parts",
         ) from None

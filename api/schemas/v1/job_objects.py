@@ -1,4 +1,4 @@
-"""Objects of a program on a cluster, as its pods ask for them and are answered."""
+"""Requests and responses about objects of a program on a cluster."""
 
 from typing import Annotated
 
@@ -86,7 +86,7 @@ class SignedAddress(TypedDict):
 
 
 class SignedAddresses(TypedDict):
-    """In the order of the request. A write without an address goes through `PUT content`, which checks the attempt."""
+    """In the order of the request; null for a write that must use `PUT content`."""
 
     reads: list[SignedAddress]
     writes: list[SignedAddress | None]
@@ -103,7 +103,7 @@ class StoredObjectHead(TypedDict):
 
 
 class ObjectHeads(TypedDict):
-    """In the order of the request; null where nothing lies."""
+    """In the order of the request; null for a missing object."""
 
     objects: list[StoredObjectHead | None]
 
@@ -114,14 +114,14 @@ class ListedObject(TypedDict):
 
 
 class ObjectListing(TypedDict):
-    """Objects below a place, and the folders directly below it unless the listing is recursive."""
+    """Objects below a URI, and the folders directly below it unless recursive."""
 
     objects: list[ListedObject]
     folders: list[str]
 
 
 class ObjectUpload(TypedDict):
-    """An upload in parts; without an id the store takes the whole object in one `PUT content`."""
+    """A multipart upload; without an id, send the whole object with `PUT content`."""
 
     upload_id: str | None
 
@@ -133,6 +133,6 @@ class PartAddresses(TypedDict):
 
 
 class WrittenObjects(TypedDict):
-    """What was changed."""
+    """URIs of the changed objects."""
 
     uris: list[str]

@@ -1,4 +1,4 @@
-"""Jobs and runs of pipelines as JSON (rows G1, G6, G9)."""
+"""Jobs and runs of pipelines as JSON."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, NotRequired, cast
@@ -17,14 +17,14 @@ JobType = Literal["training", "eval", "conversion", "preprocessing", "preparatio
 
 
 class GateVerdict(TypedDict):
-    """Whether the model may go to staging; `reasons` holds one line for each rule that it broke."""
+    """Whether the model may go to staging; `reasons` has one line per violated rule."""
 
     accepted: bool
     reasons: list[str]
 
 
 class Evaluation(TypedDict):
-    """`report` is what the program evaluate found, `artifact` where it lies."""
+    """`report` is the result of the program evaluate, stored as `artifact`."""
 
     report: EvaluationReport
     verdict: GateVerdict
@@ -32,7 +32,7 @@ class Evaluation(TypedDict):
 
 
 class Job(TypedDict):
-    """`config` is as it was submitted; of variables it has the names alone. `reason` is why it waits or failed."""
+    """`config` as submitted, with variable names only; `reason` is why it waits or failed."""
 
     id: str
     name: str
@@ -50,9 +50,9 @@ class Job(TypedDict):
 
 
 class ClusterState(TypedDict):
-    """How a program of a job stands on the cluster. `detail` says what it waits for or why it ended, in one line.
+    """State of a job's program on the cluster; `detail` is why it waits or ended.
 
-    `queue_position` is 1 for the next one; `attempt` counts the starts; `reason` is why the newest ended attempt did.
+    `queue_position` is 1 for the next one; `attempt` counts the starts; `reason` is the newest exit reason.
     """
 
     program: str
@@ -65,7 +65,7 @@ class ClusterState(TypedDict):
 
 
 class JobWithLogs(Job):
-    """With the last lines of its program's log, and with `cluster` where its programs run on one."""
+    """With the last lines of its program's log, and `cluster` for programs on a cluster."""
 
     logs: list[str]
     cluster: NotRequired[list[ClusterState]]
@@ -77,7 +77,7 @@ class Jobs(TypedDict):
 
 
 class PipelineRun(Job):
-    """The job that was queued; `run_id` and `job_id` are its id."""
+    """The queued job; `run_id` and `job_id` are its id."""
 
     run_id: str
     job_id: str
@@ -85,12 +85,12 @@ class PipelineRun(Job):
 
 
 def job_json(job: JobRecord) -> Job:
-    """`type` as it was submitted; variables of a job with a command have no values."""
+    """Convert a job to JSON: `type` as submitted, variables of a command without values."""
     return cast(Job, {**vars(job), "type": job.config.get("type", job.type), "config": mask_config(job.config)})
 
 
 def job_with_logs_json(job: JobRecord, logs: list[str], states: Sequence[ClusterJob]) -> JobWithLogs:
-    """`states` are those of its programs on a cluster."""
+    """Convert a job with logs, and `states` of its programs on a cluster."""
     cluster = {"cluster": [cluster_json(state) for state in states]} if states else {}
     return cast(JobWithLogs, {**job_json(job), "logs": logs, **cluster})
 

@@ -1,4 +1,4 @@
-"""Registered models, their versions and deployments as JSON (rows O1-O7)."""
+"""Registered models, their versions and deployments as JSON."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, NotRequired, cast
@@ -14,7 +14,7 @@ from resources.serving.replicated_engine import list_states
 
 
 class RegisteredModel(TypedDict):
-    """`last_version` is the newest number given out."""
+    """`last_version` is the highest number assigned."""
 
     organization: str
     name: str
@@ -35,7 +35,7 @@ class CreatedModel(TypedDict):
 
 
 class ModelFiles(TypedDict):
-    """The files of a format: `artifact` of those that were made here, `flavors` of those that MLflow's client logged."""
+    """Files of a format: `artifact` if created here, `flavors` if logged by MLflow's client."""
 
     path: str
     size_bytes: int
@@ -45,7 +45,7 @@ class ModelFiles(TypedDict):
 
 
 class Deployment(TypedDict):
-    """`promotion` is the `seq` of the event that asked for it."""
+    """`promotion` is the `seq` of the event that requested it."""
 
     id: int
     organization: str
@@ -61,7 +61,7 @@ class Deployment(TypedDict):
 
 
 NOT_SERVED = "not served: no file"
-"""Reason of a version that a client registered, and of which the engine can load nothing."""
+"""Reason for a version registered by a client without a file that the engine can load."""
 
 
 class ReplicaState(TypedDict):
@@ -73,13 +73,13 @@ class ReplicaState(TypedDict):
 
 
 class ModelVersion(TypedDict):
-    """`reason` is why it is quarantined or not served, or its export failed.
+    """`reason` is why it is quarantined or not served, or why its export failed.
 
-    `servable`: one of its formats is what the engine can load.
+    `servable`: the engine can load one of its formats.
 
-    `artifacts` maps a format to its files. `deployment` is the newest of the version, null where it never had one.
+    `artifacts` maps a format to its files. `deployment` is the newest of the version, null if it never had one.
 
-    `replicas`: state of that deployment in each replica of an engine that pulls; absent where no replica reports it.
+    `replicas`: state of that deployment in each replica of an engine that pulls; absent if no replica reports it.
     """
 
     organization: str
@@ -116,7 +116,7 @@ class ModelVersions(TypedDict):
 
 
 class EndedDeployments(TypedDict):
-    """What of the model the engine lets go of."""
+    """The deployments that the engine unloads."""
 
     name: str
     deployments: list[Deployment]
@@ -127,8 +127,10 @@ def version_json(version: VersionRecord, database: Database) -> ModelVersion:
 
 
 def versions_json(versions: Sequence[VersionRecord], database: Database) -> list[ModelVersion]:
-    """Versions of one model, each with its newest deployment: the stage says what is wanted, the deployment what is served,
-    and `servable` whether there is anything that the engine can load. What is not known of one is null.
+    """Convert versions of one model to JSON, each with its newest deployment.
+
+    The stage is the wanted state, the deployment the actual one; `servable` says whether the engine can load a file. Unknown
+    values are null.
     """
     if not versions:
         return []

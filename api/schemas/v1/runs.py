@@ -1,4 +1,4 @@
-"""Experiments, runs and their comparison as JSON of /v1 (rows E1-E5, E9, E11). Times are milliseconds since 1970 UTC."""
+"""Experiments, runs and comparisons as JSON of /v1. Times are milliseconds since 1970 UTC."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
@@ -16,7 +16,7 @@ MetricValue = float | Literal["NaN"]
 
 
 class Experiment(TypedDict):
-    """`gpu_hours` are those of all its runs."""
+    """`gpu_hours` is the sum over all its runs."""
 
     id: str
     experiment_id: str
@@ -37,7 +37,7 @@ class Experiments(TypedDict):
 
 
 class SystemMetrics(TypedDict):
-    """What the training container measured; null where nothing was logged."""
+    """Measurements of the training container; null if not logged."""
 
     gpu_type: str | None
     gpu_count: float | None
@@ -84,7 +84,7 @@ class RunWithArtifacts(Run):
 
 
 class StoredArtifact(RunArtifact):
-    """What was uploaded, as it was stored."""
+    """The uploaded file, as it was stored."""
 
     sha256: str
 
@@ -104,7 +104,7 @@ class ComparedRun(TypedDict):
 
 
 class Differences(TypedDict):
-    """By key the values of all runs, in their order, where they are not the same; null where a run has none."""
+    """Values of all runs, in order, by key, where they differ; null if missing."""
 
     params: dict[str, list[str | None]]
     metrics: dict[str, list[MetricValue | None]]
@@ -120,7 +120,7 @@ OWNER_TAG = "owner"
 
 
 def experiment_json(experiment: ExperimentRecord, gpu_hours: float) -> Experiment:
-    """`gpu_hours` are those of all its runs (row E10)."""
+    """Convert an experiment to JSON; `gpu_hours` is the sum over all its runs."""
     return {
         "id": str(experiment.id),
         "experiment_id": str(experiment.id),
@@ -137,7 +137,7 @@ def experiment_json(experiment: ExperimentRecord, gpu_hours: float) -> Experimen
 
 
 def run_json(logged: LoggedRun) -> Run:
-    """A run with the newest value of every metric; the whole series is `metrics/get-history`."""
+    """Convert a run to JSON with the newest value of every metric (series: `metrics/get-history`)."""
     run = logged.run
     return {
         "id": run.id,
@@ -161,7 +161,7 @@ def run_json(logged: LoggedRun) -> Run:
 
 
 def system_metrics(logged: LoggedRun) -> SystemMetrics:
-    """Row E5: the metrics `system/...` and the tag `system/gpu_type`; null where nothing was logged."""
+    """Return the metrics `system/...` and the tag `system/gpu_type`; null if not logged."""
     numbers = {point.key: None if point.is_nan else point.value for point in logged.metrics}
     return {
         "gpu_type": logged.tags.get("system/gpu_type"),
@@ -173,7 +173,7 @@ def system_metrics(logged: LoggedRun) -> SystemMetrics:
 
 
 def comparison(found: Sequence[LoggedRun]) -> Comparison:
-    """The runs in their order; and by key the values of all, where they are not the same: null where a run has none."""
+    """Compare runs: the runs in order, and the params and metrics in which they differ."""
     runs = [compared_run(logged) for logged in found]
     return {
         "runs": runs,
@@ -204,7 +204,7 @@ def compared_run(logged: LoggedRun) -> ComparedRun:
 
 
 def differing(run_values: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """By key the values of all runs, where they are not the same."""
+    """Return the values of all runs by key, where they differ."""
     keys = sorted(set().union(*run_values))
     rows = {key: [values.get(key) for values in run_values] for key in keys}
     return {key: values for key, values in rows.items() if any(value != values[0] for value in values)}

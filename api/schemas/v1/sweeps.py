@@ -1,4 +1,4 @@
-"""Sweeps and their trials as JSON (rows K1, K2)."""
+"""Sweeps and their trials as JSON."""
 
 from dataclasses import asdict
 from typing import Any, Literal, NotRequired, cast
@@ -16,7 +16,7 @@ TrialStatus = Literal["queued", "running", "pruning", "cancelling", "completed",
 
 
 class Trial(TypedDict):
-    """`value` is the objective's last value at `step`, `job_id` and `run_id` the job that tries it."""
+    """`value` is the objective's last value, at `step`; `job_id` and `run_id` are its job."""
 
     number: int
     job_id: str
@@ -39,7 +39,7 @@ class Trials(TypedDict):
 
 
 class Sweep(TypedDict):
-    """`trials` counts those of each status; `best_trial` is null while none has a value."""
+    """`trials` counts trials by status; `best_trial` is null until one has a value."""
 
     id: str
     run_id: str
@@ -91,7 +91,7 @@ def sweep_json(snapshot: Snapshot) -> Sweep:
 
 
 def trial_json(trial: TrialRecord, job: JobState) -> Trial:
-    """A trial whose job waits still is queued."""
+    """Convert a trial to JSON; one whose job still waits is queued."""
     status, reason = job
     return cast(
         Trial,
