@@ -1,6 +1,6 @@
-"""`python -m api.server`: serve the API on the settings' host and port, or say in one line why not.
+"""`python -m api.server`: serve the API on the host and port of the settings.
 
-Exits 78 (bad configuration: starting again would not help) where it refuses.
+A configuration that cannot be served ends it with one line and exit code 78, which supervisors do not restart.
 """
 
 import errno
@@ -43,25 +43,25 @@ def main() -> int:
     except BadConfiguration as problem:
         print(f"hanzo-ml: {problem}", file=sys.stderr)
         return EXIT_BAD_CONFIGURATION
-    except KeyboardInterrupt:  # uvicorn raises it anew once it has ended what it served
+    except KeyboardInterrupt:  # uvicorn raises it again after its shutdown
         return EXIT_INTERRUPTED
     return 0
 
 
 def load_application(settings: Settings) -> "Config":
-    """The application with all that serves it, so that workers share it. It is imported only now, so that a server that may
-    not start says so at once, and without looking for cycles: nothing dies of what imports make, and the search for it is a
-    fifth of the start.
+    """Load the application once, before workers are forked, so that they share its memory.
 
-    Nor is anything of it looked at later. A batch makes a thousand small objects that die young: looking for cycles among
-    them would be a third of its decoding.
+    It is imported here and not at the top, so that a server with a bad configuration fails at once. Garbage collection is
+    off meanwhile: imports free nothing, and collecting takes a fifth of the start. Afterwards everything is frozen, and
+    the thresholds are high: a batch allocates a thousand short-lived objects, and searching them for cycles would take a
+    third of its decoding.
     """
     gc.disable()
     prepare_database(settings)
     import anyio
     import uvicorn
 
-    import api.prometheus  # noqa: F401 - `serve` takes it
+    import api.prometheus  # noqa: F401 - `serve` uses it
     from api.app import create_app
     from api.coalesced_writes import CoalescingHttpProtocol
     from api.dagster_ui.websocket_proxy import MAX_MESSAGE_BYTES
@@ -78,7 +78,7 @@ def load_application(settings: Settings) -> "Config":
         access_log=settings.logging.level == "debug",
         timeout_graceful_shutdown=10,
     )
-    # What each worker would else import for itself.
+    # Else each worker would import this itself.
     config.load()
     config.get_loop_factory()
     anyio.run(anyio.sleep, 0)
@@ -91,16 +91,16 @@ def load_application(settings: Settings) -> "Config":
 
 
 def warm_up(app: "FastAPI") -> None:
-    """Begin with the database once, as each worker will: what that allocates, 3 MB, they share.
+    """Use the database once, so that workers share the 3 MB that this allocates.
 
-    No connection is left, because no fork may take one along.
+    The connection is closed again: a fork must not inherit one.
     """
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
         app.state.tracking.experiments.ensure_default()
     except SQLAlchemyError:
-        pass  # the workers say so, and wait for it
+        pass  # the workers report it, and wait for the database
     finally:
         app.state.database.close()
 
@@ -108,11 +108,11 @@ def warm_up(app: "FastAPI") -> None:
 def serve(
     settings: Settings, config: "Config", listener: socket.socket, page: socket.socket | None, worker: int = 0
 ) -> None:
-    """Serve until a signal ends it. The first worker has the page of Prometheus, for all."""
+    """Serve until a signal. The first worker serves the Prometheus page of all."""
     from api.prometheus import serve_metrics_page
     from resources.serving.draining_server import DrainingServer
 
-    state = config.app.state  # type: ignore[union-attr]  # `load_application` gave it an application, not the name of one
+    state = config.app.state  # type: ignore[union-attr]  # an application, not the name of one
     state.request_histogram.count_as(worker)
     with ExitStack() as serving:
         if page is not None and worker == 0:
@@ -122,10 +122,10 @@ def serve(
 
 
 def refuse_open_network(settings: Settings) -> None:
-    """Without sign-in, only this machine may be served.
+    """Refuse to listen on a network without sign-in.
 
     Raises:
-        BadConfiguration: the settings ask for an open server on a network.
+        BadConfiguration: `server.host` is no loopback address and `auth.verify_tokens` is false.
     """
     if not settings.auth.verify_tokens and not is_loopback(settings.server.host):
         raise BadConfiguration(
@@ -135,10 +135,12 @@ def refuse_open_network(settings: Settings) -> None:
 
 
 def refuse_idle_workers(settings: Settings) -> None:
-    """SQLite lets one process write at a time: more of them would wait for each other, each with a smaller group to commit.
+    """Refuse several workers over SQLite, which has one writer at a time.
+
+    They would wait for each other, each with a smaller group to commit.
 
     Raises:
-        BadConfiguration: the settings ask for several workers over SQLite.
+        BadConfiguration: several workers and a SQLite database.
     """
     if settings.server.workers > 1 and settings.database_url.startswith("sqlite"):
         raise BadConfiguration(
@@ -148,11 +150,13 @@ def refuse_idle_workers(settings: Settings) -> None:
 
 
 def prepare_database(settings: Settings) -> None:
-    """Make the tables of a new database. One that does not answer yet is waited for by whoever asks `/ready`.
+    """Create the tables of a new database.
+
+    If it does not answer yet, `/ready` reports that.
 
     Raises:
-        BadConfiguration: there is no folder for it, and none can be made; or it has the tables of an earlier release. To
-            change them is not for a start to decide: servers of that release may work on them.
+        BadConfiguration: its folder cannot be created, or its tables are of an earlier release. A start does not migrate
+            them, because servers of that release may use them.
     """
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -175,7 +179,7 @@ def prepare_database(settings: Settings) -> None:
 
 
 def listen_for_prometheus(settings: Settings) -> socket.socket:
-    """The listener of the metrics page. A server that nobody can watch must not start unnoticed.
+    """Open the port of the metrics page. A server without monitoring must not start unnoticed.
 
     Raises:
         BadConfiguration: the port is taken.
@@ -185,7 +189,9 @@ def listen_for_prometheus(settings: Settings) -> socket.socket:
 
 
 def listen(host: str, port: int, remedy: str) -> socket.socket:
-    """A listening socket, bound here so that a taken port is noticed before anything else starts.
+    """Return a listening socket.
+
+    It is bound before anything else starts, so that a taken port fails the start at once.
 
     Args:
         remedy: the setting that moves the port.

@@ -21,7 +21,7 @@ ENGLISH_TEXT = (
     "great old come go since against right came take used himself few house use during without again place around "
     "however home small found thought went say part once general high upon school every does got united left number "
     "course war until always away something fact water though less public put think almost hand enough took far yet "
-    "government system better set told nothing night end why find going look point knew program city"
+    "government system better set light nothing night end why find going look point knew program city"
 )
 STEMS = (
     "act arm art band bank bar base bear bind bird board boat body bone book bound brand break breed bridge bright "
