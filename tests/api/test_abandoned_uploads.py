@@ -12,9 +12,7 @@ from recipes.contracts.job import StoreAddress
 from recipes.storage.artifact_store import Store
 
 
-def test_what_is_left_of_an_upload_goes_though_the_server_started_long_ago(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_abandoned_upload_is_removed_while_the_server_keeps_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each kill of a trainer within an upload left a part of a checkpoint, for as long as the server ran."""
     address = StoreAddress(root=(tmp_path / "objects").as_uri(), buckets={"checkpoints": "c"})
     Store(address).put_bytes("s3://hanzo-ml/checkpoints/run-1/whole", b"whole")

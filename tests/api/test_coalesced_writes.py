@@ -24,7 +24,7 @@ def packets(connection: socket.socket) -> int:
 
 
 @pytest.mark.parametrize("path", ["/health", "/api/2.0/mlflow/experiments/get?experiment_id=0", "/nowhere"])
-def test_an_answer_is_one_packet(server: ServerProcess, path: str) -> None:
+def test_response_is_sent_in_one_packet(server: ServerProcess, path: str) -> None:
     connections: list[socket.socket] = []
 
     class Client(httpx.HTTPTransport):
@@ -64,7 +64,7 @@ def received(serve: Callable[[CoalescingTransport, asyncio.Transport], Awaitable
 
 
 @pytest.mark.parametrize("pieces", range(1, 6))
-def test_what_is_written_in_one_turn_comes_whole_and_in_its_order(pieces: int) -> None:
+def test_writes_of_one_loop_iteration_arrive_complete_and_in_order(pieces: int) -> None:
     async def serve(cork: CoalescingTransport, transport: asyncio.Transport) -> None:
         for turn in range(3):
             for piece in range(pieces):
@@ -75,7 +75,7 @@ def test_what_is_written_in_one_turn_comes_whole_and_in_its_order(pieces: int) -
     assert received(serve).decode().split() == [f"{turn}{piece}" for turn in range(3) for piece in range(pieces)]
 
 
-def test_what_nothing_follows_leaves_with_the_turn() -> None:
+def test_single_write_is_flushed_at_the_end_of_the_loop_iteration() -> None:
     async def serve(cork: CoalescingTransport, transport: asyncio.Transport) -> None:
         cork.write(b"alone")
         await asyncio.sleep(0)
@@ -85,7 +85,7 @@ def test_what_nothing_follows_leaves_with_the_turn() -> None:
     assert received(serve) == b"alone"
 
 
-def test_what_is_held_leaves_before_the_connection_closes() -> None:
+def test_buffered_data_is_flushed_before_the_connection_closes() -> None:
     async def serve(cork: CoalescingTransport, transport: asyncio.Transport) -> None:
         cork.write(b"last")
         cork.close()
@@ -94,7 +94,7 @@ def test_what_is_held_leaves_before_the_connection_closes() -> None:
     assert received(serve) == b"last"
 
 
-def test_what_is_written_to_a_connection_that_was_lost_disturbs_nobody() -> None:
+def test_write_to_a_lost_connection_is_ignored() -> None:
     async def serve(cork: CoalescingTransport, transport: asyncio.Transport) -> None:
         transport.abort()
         cork.write(b"too late")

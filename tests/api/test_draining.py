@@ -9,7 +9,7 @@ import httpx
 from tests.support.server_process import ServerProcess
 
 
-def test_server_that_ends_still_answers_and_asks_clients_to_close_their_connections(tmp_path: Path) -> None:
+def test_draining_server_still_answers_and_asks_clients_to_close_connections(tmp_path: Path) -> None:
     with ServerProcess(tmp_path, {"HANZO_ML_SERVER_DRAIN": "2s"}) as server, httpx.Client(base_url=server.url) as kept:
         assert "connection" not in kept.get("/alive").headers
         os.kill(server.process_id, signal.SIGTERM)

@@ -159,13 +159,13 @@ def check_audit(clients: list[Client], database: Database, kills: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_on_sqlite_is_killed(tmp_path: Path) -> None:
+def test_acknowledged_writes_survive_kills_of_a_server_on_sqlite(tmp_path: Path) -> None:
     with ServerProcess(tmp_path) as server:
         killed([server], Database(server.settings.database_url), [partial(restart, server)] * 2)
 
 
 @pytest.mark.slow
-def test_two_servers_on_one_postgresql_while_it_and_they_are_killed(
+def test_acknowledged_writes_survive_kills_of_postgresql_and_of_two_servers(
     tmp_path: Path, postgres: PostgresServer, postgres_url: str
 ) -> None:
     with ExitStack() as stack:

@@ -52,7 +52,7 @@ def test_head_is_timed_as_the_route_that_answers_it(breakable: TestClient) -> No
         assert f'hanzo_ml_api_request_duration_seconds_count{{endpoint="{endpoint}"}} 1.0' in page
 
 
-def test_head_of_a_log_that_is_followed_ends(http: TestClient) -> None:
+def test_head_of_followed_log_returns_without_streaming(http: TestClient) -> None:
     http.post("/v1/datasets", data={"name": "d"}, files={"files": ("a.jsonl", b'{"text": "x"}\n')})
     job = http.post("/v1/jobs", json={"name": "j", "dataset": "d"}).json()["id"]
     asked = http.head(f"/v1/jobs/{job}/logs")
@@ -72,27 +72,27 @@ def test_head_of_a_log_that_is_followed_ends(http: TestClient) -> None:
         ("GET", "/api/2.0/mlflow/runs/create", "POST"),
     ],
 )
-def test_another_method_is_told_which_there_are(http: TestClient, method: str, path: str, allowed: str) -> None:
+def test_wrong_method_answers_405_with_allow_header(http: TestClient, method: str, path: str, allowed: str) -> None:
     answer = http.request(method, path)
     assert (answer.status_code, answer.json()["error_code"]) == (405, "ENDPOINT_NOT_FOUND")
     assert answer.headers["allow"] == allowed
     assert "allow" not in http.request(method, "/no/such/path").headers
 
 
-def test_a_server_starts_without_what_few_requests_need() -> None:
+def test_server_starts_without_importing_heavy_libraries() -> None:
     heavy = {"numpy", "pyarrow", "polars", "jinja2", "tokenizers", "torch", "dagster", "optuna", "kubernetes"}
     code = f"import sys, api.server, api.app; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
-def test_a_server_that_may_not_start_loads_no_application() -> None:
+def test_importing_the_server_module_loads_no_web_framework() -> None:
     code = "import sys, api.server; print(sorted({'fastapi', 'starlette', 'uvicorn'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
-def test_cycles_are_looked_for_in_what_a_server_makes_but_not_in_what_it_is(tmp_path: Path) -> None:
+def test_garbage_collector_is_enabled_and_skips_objects_frozen_at_startup(tmp_path: Path) -> None:
     load = "from api.server import load_application; load_application(Settings.load())"
     code = f"import gc; from resources.settings.settings import Settings; {load}"
     shown = "print(gc.isenabled(), gc.get_freeze_count() > 100_000)"
@@ -144,7 +144,7 @@ def test_not_ready_while_postgresql_is_dead(tmp_path: Path) -> None:
         postgres.stop()
 
 
-def test_a_postgresql_that_says_nothing_is_given_up_and_not_ready(tmp_path: Path) -> None:
+def test_not_ready_when_postgresql_accepts_connections_but_never_responds(tmp_path: Path) -> None:
     """As a host that swallows packets: a request hung for two minutes, and with it the thread that `/ready` needed."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"postgresql://u@127.0.0.1:{silent.getsockname()[1]}/d"
@@ -157,7 +157,7 @@ def test_a_postgresql_that_says_nothing_is_given_up_and_not_ready(tmp_path: Path
         assert "try again later" in answer.json()["message"]
 
 
-def test_a_probe_that_never_comes_back_is_a_no_and_holds_up_one_thread() -> None:
+def test_hanging_probe_reports_not_ready_and_blocks_only_one_thread() -> None:
     hangs, asked = threading.Event(), []
 
     def ask() -> bool:
@@ -180,7 +180,7 @@ def comes_back(probe: Probe) -> bool:
     return any(asyncio.run(probe.answers()) for _ in range(600))
 
 
-def test_a_probe_that_was_lost_is_asked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_abandoned_probe_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     hangs, asked = threading.Event(), []
 
     def ask() -> bool:
@@ -210,7 +210,7 @@ def test_not_ready_without_a_bucket(tmp_path: Path, s3_session: S3Server, kind: 
 
 
 @pytest.mark.slow
-def test_a_network_without_sign_in_is_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_server_exits_with_config_error_when_listening_on_network_without_sign_in(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "api.server"],
         cwd=REPOSITORY,
@@ -245,18 +245,18 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 @pytest.mark.requirement("Z34")
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "ml.example"])
-def test_a_network_without_sign_in_is_refused(refused: Refused, host: str) -> None:
+def test_listening_on_network_without_sign_in_is_refused(refused: Refused, host: str) -> None:
     line = refused(HANZO_ML_SERVER_HOST=host)
     assert "auth.verify_tokens" in line and host in line
 
 
 @pytest.mark.parametrize("url", ["http://hanzo.id", "https://user:pw@hanzo.id"])
-def test_an_iam_that_anybody_could_play_is_refused(refused: Refused, url: str) -> None:
+def test_iam_url_with_plain_http_or_credentials_is_refused(refused: Refused, url: str) -> None:
     line = refused(HANZO_ML_AUTH_VERIFY_TOKENS="true", HANZO_ML_AUTH_IAM_URL=url)
     assert "auth.iam_url" in line
 
 
-def test_a_metrics_port_in_use_is_one_line(refused: Refused) -> None:
+def test_metrics_port_in_use_is_reported_in_one_line(refused: Refused) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         settings = {"HANZO_ML_METRICS_ENABLED": "true", "HANZO_ML_METRICS_PORT": str(port)}
@@ -264,13 +264,13 @@ def test_a_metrics_port_in_use_is_one_line(refused: Refused) -> None:
     assert f"port {port} on 127.0.0.1 is in use" in line and "HANZO_ML_METRICS_PORT" in line
 
 
-def test_a_port_in_use_is_one_line(refused: Refused) -> None:
+def test_port_in_use_is_reported_in_one_line(refused: Refused) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert f"port {port} on 127.0.0.1 is in use" in refused(port)
 
 
-def test_a_bad_setting_is_one_line(refused: Refused) -> None:
+def test_unknown_setting_is_reported_in_one_line(refused: Refused) -> None:
     assert "HANZO_ML_SERVER_COLOUR" in refused(HANZO_ML_SERVER_COLOUR="red")
 
 

@@ -21,7 +21,7 @@ def made(server: ServerProcess, key: str | None, name: str) -> str:
     return str(answer.json()["run"]["info"]["run_id"])
 
 
-def test_one_key_is_one_run(server_on_either: ServerProcess) -> None:
+def test_requests_with_the_same_idempotency_key_create_one_run(server_on_either: ServerProcess) -> None:
     key = uuid4().hex
     with ThreadPoolExecutor(8) as threads:
         found = set(threads.map(lambda number: made(server_on_either, key, f"name {number}"), range(8)))
@@ -30,19 +30,19 @@ def test_one_key_is_one_run(server_on_either: ServerProcess) -> None:
     assert made(server_on_either, uuid4().hex, "later") not in found
 
 
-def test_without_a_key_each_call_is_one_of_its_own(server_on_either: ServerProcess) -> None:
+def test_requests_without_a_key_create_separate_runs(server_on_either: ServerProcess) -> None:
     """As on MLflow's server: two processes that begin at once send the same."""
     assert made(server_on_either, None, "same") != made(server_on_either, None, "same")
 
 
 @pytest.mark.parametrize("key", ["", "k" * 251])
-def test_a_bad_key_is_refused(server_on_either: ServerProcess, key: str) -> None:
+def test_invalid_idempotency_key_is_refused(server_on_either: ServerProcess, key: str) -> None:
     url = f"{server_on_either.url}{CREATE}"
     answer = httpx.post(url, json={"experiment_id": "0"}, headers={"Idempotency-Key": key}, trust_env=False)
     assert (answer.status_code, answer.json()["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
 
 
-def test_nobody_has_the_run_of_somebody_else_s_key() -> None:
+def test_same_key_of_different_callers_creates_different_runs() -> None:
     callers = [
         LOCAL,
         *(Caller(user, organization, frozenset()) for user in ("ann", "bob") for organization in ("acme", "rival")),

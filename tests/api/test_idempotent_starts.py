@@ -47,7 +47,7 @@ def submitted(server: ServerProcess) -> set[str]:
 
 
 @CALLS
-def test_one_key_is_one_job(
+def test_requests_with_the_same_idempotency_key_start_one_job(
     server_on_either: ServerProcess, dataset: str, path: str, body: Mapping[str, Any], other: Mapping[str, Any]
 ) -> None:
     path, key, before = path.format(dataset=dataset), uuid4().hex, submitted(server_on_either)
@@ -63,7 +63,7 @@ def test_one_key_is_one_job(
 
 
 @CALLS
-def test_another_key_and_none_are_jobs_of_their_own(
+def test_requests_with_different_keys_or_none_start_separate_jobs(
     server_on_either: ServerProcess, dataset: str, path: str, body: Mapping[str, Any], other: Mapping[str, Any]
 ) -> None:
     path = path.format(dataset=dataset)
@@ -71,14 +71,14 @@ def test_another_key_and_none_are_jobs_of_their_own(
     assert len({started(server_on_either, path, body, key) for key in keys}) == len(keys)
 
 
-def test_a_key_is_one_of_a_path(server_on_either: ServerProcess, dataset: str) -> None:
+def test_idempotency_key_is_scoped_to_its_path(server_on_either: ServerProcess, dataset: str) -> None:
     key = uuid4().hex
     calls = {"/v1/jobs": RECIPE, "/v1/pipelines/runs": PIPELINE, f"/v1/datasets/{dataset}/prepare": {}}
     assert len({started(server_on_either, path, body, key) for path, body in calls.items()}) == len(calls)
 
 
 @pytest.mark.parametrize("key", ["", "k" * 251])
-def test_a_bad_key_is_refused(server_on_either: ServerProcess, key: str) -> None:
+def test_invalid_idempotency_key_is_refused(server_on_either: ServerProcess, key: str) -> None:
     url = f"{server_on_either.url}/v1/jobs"
     answer = httpx.post(url, json=COMMAND, headers={"Idempotency-Key": key}, trust_env=False)
     assert (answer.status_code, answer.json()["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
@@ -94,7 +94,7 @@ def test_a_bad_key_is_refused(server_on_either: ServerProcess, key: str) -> None
         "/v1/runs/{run_id}/replay",
     ],
 )
-def test_it_is_described(server_on_either: ServerProcess, path: str) -> None:
+def test_idempotency_key_header_is_in_the_openapi_document(server_on_either: ServerProcess, path: str) -> None:
     described = json.loads(httpx.get(f"{server_on_either.url}/openapi.json", trust_env=False).text)
     named = {each["name"].lower(): each["in"] for each in described["paths"][path]["post"]["parameters"]}
     assert named["idempotency-key"] == "header"

@@ -64,7 +64,7 @@ def until_ready(client: httpx.Client, process: "subprocess.Popen[str]") -> None:
         time.sleep(0.05)
 
 
-def test_ctrl_c_ends_the_server_in_peace(tmp_path: Path) -> None:
+def test_ctrl_c_stops_the_server_without_traceback(tmp_path: Path) -> None:
     with serving(tmp_path) as (_, process):
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=STARTS_WITHIN)
@@ -87,7 +87,7 @@ def put_back(url: str) -> None:
         alembic.command.downgrade(config, "0001")
 
 
-def test_one_command_serves_a_new_store_and_a_signal_ends_it(tmp_path: Path) -> None:
+def test_server_run_initializes_a_new_store_and_stops_on_sigterm(tmp_path: Path) -> None:
     with serving(tmp_path / "home") as (client, process):
         made(client)
         process.terminate()
@@ -96,7 +96,7 @@ def test_one_command_serves_a_new_store_and_a_signal_ends_it(tmp_path: Path) -> 
             client.get("/alive")
 
 
-def test_a_store_of_an_earlier_release_is_served_once_it_was_migrated(tmp_path: Path) -> None:
+def test_store_of_an_earlier_release_is_refused_until_migrated(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'hanzo-ml.db'}"
     database = Database(url)
     assert read_revision(database) is Revision.NONE
@@ -114,7 +114,7 @@ def test_a_store_of_an_earlier_release_is_served_once_it_was_migrated(tmp_path: 
         made(client)
 
 
-def test_a_database_that_comes_after_the_server_gets_its_tables_too(tmp_path: Path) -> None:
+def test_new_database_appearing_after_server_start_is_initialized(tmp_path: Path) -> None:
     """As its container does where both are started together: the server said that it was not ready, for good."""
     settings = Settings.load({"HANZO_ML_HOME": str(tmp_path / "home")})
     database = tmp_path / "home" / "hanzo-ml.db"
@@ -132,7 +132,7 @@ def test_a_database_that_comes_after_the_server_gets_its_tables_too(tmp_path: Pa
         assert client.get("/ready").status_code == 503, "one that was lost is not a new one"
 
 
-def test_a_store_of_a_later_release_is_served(tmp_path: Path) -> None:
+def test_database_of_a_later_release_counts_as_current(tmp_path: Path) -> None:
     database = Database(f"sqlite:///{tmp_path / 'hanzo-ml.db'}")
     database.migrate()
     with database.write() as connection:
@@ -141,7 +141,7 @@ def test_a_store_of_a_later_release_is_served(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_who_migrate_a_new_database_together_make_its_tables_once(postgres: PostgresServer, tmp_path: Path) -> None:
+def test_concurrent_migrations_create_the_tables_once(postgres: PostgresServer, tmp_path: Path) -> None:
     name = f"test_{uuid4().hex[:12]}"
     postgres.execute(f"CREATE DATABASE {name}")
     given = surroundings(tmp_path, free_port(), HANZO_ML_DATABASE_URL=postgres.url(name))

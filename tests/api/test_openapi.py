@@ -63,7 +63,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     ],
     indirect=["server"],
 )
-def test_every_answer_is_declared_and_none_is_a_fault_of_the_server(
+def test_every_response_is_declared_and_no_request_causes_a_server_error(
     server: ServerProcess, mode: GenerationMode, examples: int
 ) -> None:
     described = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
@@ -108,20 +108,20 @@ def document(application_on_sqlite: Any) -> dict[str, Any]:
     return found
 
 
-def test_generated_clients_find_every_operation_and_schema_by_its_name(document: dict[str, Any]) -> None:
+def test_published_operation_and_schema_names_are_unchanged(document: dict[str, Any]) -> None:
     """`published_names.json` is what clients were generated from: its names stay, whatever the code calls a thing."""
     published = json.loads((Path(__file__).parent / "published_names.json").read_text())
     assert sorted(operation["operationId"] for operation in operations_of(document)) == published["operations"]
     assert sorted(document["components"]["schemas"]) == published["schemas"]
 
 
-def test_public_schema_names_are_those_of_types_that_there_are() -> None:
+def test_public_schema_names_refer_to_existing_types() -> None:
     for name in SCHEMA_NAMES:
         module, _, attribute = name.rpartition(".")
         assert hasattr(import_module(module), attribute), name
 
 
-def test_no_response_has_the_schema_of_a_request_and_no_name_comes_from_a_module(document: dict[str, Any]) -> None:
+def test_request_and_response_schemas_are_distinct_and_free_of_module_names(document: dict[str, Any]) -> None:
     operations = operations_of(document)
     requested = named_schemas(document, [operation.get("requestBody") for operation in operations])
     answered = named_schemas(document, [operation["responses"] for operation in operations])
@@ -130,7 +130,7 @@ def test_no_response_has_the_schema_of_a_request_and_no_name_comes_from_a_module
     assert answered | requested == set(document["components"]["schemas"])
 
 
-def test_the_form_of_every_answer_of_mlflow_s_api_is_told(document: dict[str, Any]) -> None:
+def test_every_mlflow_response_has_a_schema(document: dict[str, Any]) -> None:
     untold = [
         (method, path)
         for path, operations in document["paths"].items()
@@ -157,9 +157,7 @@ NOT_JSON = {
 }
 
 
-def test_the_form_of_every_answer_of_the_specification_s_api_is_told(
-    application_on_sqlite: Any, document: dict[str, Any]
-) -> None:
+def test_every_v1_response_has_a_schema(application_on_sqlite: Any, document: dict[str, Any]) -> None:
     """By the routes that there are: one that the document leaves out has no form there either."""
     routes = {(route.method, documented(route.template)) for route in application_on_sqlite.client.app.state.routes.all}
     untold = {f"{method} {path}" for method, path in routes if method != "HEAD" and path.startswith(OWN)}
@@ -180,7 +178,7 @@ JSON_TYPES = {
 }
 
 
-def test_messages_are_those_of_mlflow_s_protocol(document: dict[str, Any]) -> None:
+def test_message_schemas_match_mlflows_protobuf_definitions(document: dict[str, Any]) -> None:
     """By MLflow's own definitions: no field that they have not, each of their type."""
     seen = 0
     for service in SERVICES:

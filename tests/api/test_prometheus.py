@@ -27,7 +27,7 @@ class Told(Collector):
 
 
 @pytest.mark.requirement("V3", "V4", "V5")
-def test_the_page_has_what_is_known() -> None:
+def test_metrics_page_has_the_values_from_the_database() -> None:
     registry = CollectorRegistry()
     registry.register(Told())
     page = generate_latest(registry).decode()

@@ -46,7 +46,7 @@ MADE_OF: list[tuple[type, type]] = [
 
 
 @pytest.mark.parametrize(("message", "made_of"), MADE_OF, ids=lambda each: each.__name__)
-def test_a_message_has_every_field_of_what_it_tells_and_null_where_that_has_none(message: type, made_of: type) -> None:
+def test_response_type_declares_every_field_of_its_record_with_the_same_nullability(message: type, made_of: type) -> None:
     declared = get_type_hints(message)
     for name, annotation in fields_of(made_of).items():
         if name in NOT_SENT.get(made_of, ()):
@@ -72,5 +72,5 @@ def literals(annotation: Any) -> set[str]:
     return {each for part in get_args(annotation) for each in literals(part) if get_origin(part) is Literal}
 
 
-def test_the_words_of_the_document_are_those_of_the_code() -> None:
+def test_documented_stages_equal_the_stages_in_code() -> None:
     assert literals(get_type_hints(models.ModelVersion)["stage"]) == set(STAGES)

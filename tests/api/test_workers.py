@@ -60,13 +60,13 @@ def calls_counted(page: str, endpoint: str) -> float:
 
 
 @pytest.mark.slow
-def test_workers_are_forked_without_a_connection_of_the_process_that_began_with_the_database(server: ServerProcess) -> None:
+def test_parent_process_holds_no_database_connection_when_forking_workers(server: ServerProcess) -> None:
     assert len(sockets(server.process_id)) == 2, "where it listens, and no more"
     assert all(len(sockets(worker)) > 2 for worker in workers(server))
 
 
 @pytest.mark.slow
-def test_workers_start_without_their_database_and_say_so(tmp_path: Path) -> None:
+def test_workers_start_without_their_database_and_report_not_ready(tmp_path: Path) -> None:
     nowhere = {"HANZO_ML_DATABASE_URL": f"postgresql://u@/x?host={tmp_path}", "HANZO_ML_SERVER_WORKERS": "2"}
     process = ServerProcess(tmp_path)
     process.environment.update(nowhere)
@@ -108,7 +108,7 @@ def test_workers_end_with_their_parent(server: ServerProcess, number: signal.Sig
     eventually(lambda: not server.is_running)
 
 
-def test_what_workers_count_is_added_up_bucket_by_bucket() -> None:
+def test_worker_histograms_are_summed_by_bucket() -> None:
     histogram = RequestHistogram(["/b", "/a", "/never"], workers=2)
     for worker, seconds in ((0, 0.001), (1, 0.0011), (1, 31.0), (0, 0.25)):
         histogram.count_as(worker)

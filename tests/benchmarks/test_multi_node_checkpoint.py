@@ -24,7 +24,7 @@ def moved(s3: S3Server, method: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_one_sends_all_and_each_fetches_all_beside_each_its_part_and_its_share(s3: S3Server) -> None:
+def test_both_strategies_transfer_whole_or_partitioned_checkpoint_files(s3: S3Server) -> None:
     measure(machines(1), s3.url, SPAWNED)
     all_of_it = "00001-of-00001.safetensors"
     assert (moved(s3, "PUT"), moved(s3, "GET")) == ([all_of_it], [all_of_it] * 2)
@@ -35,14 +35,14 @@ def test_one_sends_all_and_each_fetches_all_beside_each_its_part_and_its_share(s
 
 
 @pytest.mark.slow
-def test_where_one_machine_fails_it_ends(s3: S3Server, capfd: pytest.CaptureFixture[str]) -> None:
+def test_benchmark_exits_when_a_machine_fails(s3: S3Server, capfd: pytest.CaptureFixture[str]) -> None:
     """A third part is nowhere: it waited for ever for what a machine would have told."""
     with pytest.raises(SystemExit, match="2 of 2 machines failed"):
         measure(machines(3), s3.url, SPAWNED)
     assert "the checkpoint did not become whole" in capfd.readouterr().err
 
 
-def test_it_prints_both_ways_and_by_how_much_one_is_faster(
+def test_benchmark_prints_both_strategies_and_their_ratio(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["parts", "--machines", "2", "--megabytes", "2", "--network", f"{FAST}"])

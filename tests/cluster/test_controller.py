@@ -52,7 +52,7 @@ def test_failed_command_says_with_which_code_it_ended(installation: Installation
     wait_until_cleared(installation, job)
 
 
-def test_missing_image_ends_with_the_words_of_the_registry_and_frees_its_gpus(installation: Installation) -> None:
+def test_missing_image_fails_with_the_registry_message_and_frees_its_gpus(installation: Installation) -> None:
     job = submit(installation, GREET, gpus=GPUS, image=NONE_OF_IT)
     ended = installation.wait_for(job, Phase.FAILED)
     assert ended.reason is ExitReason.BAD_CONFIGURATION
@@ -60,7 +60,7 @@ def test_missing_image_ends_with_the_words_of_the_registry_and_frees_its_gpus(in
     installation.wait_for(submit(installation, GREET, gpus=GPUS), Phase.SUCCEEDED)
 
 
-def test_job_larger_than_the_quota_waits_with_the_words_of_kueue_until_it_is_cancelled(installation: Installation) -> None:
+def test_job_larger_than_the_quota_waits_with_the_kueue_message_until_cancelled(installation: Installation) -> None:
     job = submit(installation, GREET, gpus=GPUS + 1)
     wait_until(lambda: "insufficient quota" in installation.observe(job).detail, 60, lambda: installation.describe(job))
     row = installation.jobs.get(job)
@@ -107,7 +107,7 @@ def test_time_limit_ends_a_job_with_its_setting_named(installation: Installation
     wait_until_cleared(installation, job)
 
 
-def test_killed_controller_is_replaced_by_one_that_knows_all(installation: Installation) -> None:
+def test_restarted_controller_continues_every_job(installation: Installation) -> None:
     job = submit(installation, COUNT)
     installation.wait_for(job, Phase.RUNNING)
     installation.kill("controller")

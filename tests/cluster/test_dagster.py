@@ -85,7 +85,7 @@ def test_run_worker_stays_within_its_memory_limit(house: DagsterInstallation) ->
 
 
 @pytest.mark.parametrize("grace", ["--grace-period=15", "--grace-period=0"], ids=["evicted", "killed"])
-def test_lost_run_pod_is_replaced_and_its_gang_never_notices(house: DagsterInstallation, grace: str) -> None:
+def test_lost_run_pod_is_replaced_without_a_restart_of_its_gang(house: DagsterInstallation, grace: str) -> None:
     job, run = started(house, "lost", 40)
     (gang,) = house.gang_pods(job)
     (pod,) = house.run_pods(run)
@@ -137,7 +137,7 @@ def test_run_terminated_in_dagster_cancels_its_job_and_its_gang(house: DagsterIn
     wait_until(lambda: not house.gang_pods(job) and not house.run_pods(run), 60, lambda: house.describe_runs(job))
 
 
-def test_run_pod_that_starts_after_its_run_was_given_up_supervises_nothing(house: DagsterInstallation) -> None:
+def test_run_pod_that_starts_after_its_run_was_abandoned_supervises_no_job(house: DagsterInstallation) -> None:
     """Its pod is held by a ConfigMap that is missing for a while, as Dagster's run monitor gives the run up."""
     house.cluster.kubectl("delete", "configmap", SETTINGS_MAP, f"--namespace={house.name}")
     job = house.submit_loop("late", 30)

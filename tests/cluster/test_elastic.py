@@ -37,7 +37,7 @@ def installation(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.mark.timeout(1800)
-def test_job_that_loses_a_node_and_is_then_preempted_goes_on_with_fewer_nodes_on_the_same_samples(
+def test_job_continues_on_fewer_nodes_with_the_same_samples_after_node_loss_and_preemption(
     installation: Installation, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     trainings = Trainings.in_folder(installation, tmp_path_factory.mktemp("trainings"))

@@ -108,7 +108,7 @@ def memory_scratch(cluster: Cluster, namespace: str) -> Iterator[None]:
             cluster.kubectl("delete", kind, namespace)
 
 
-def test_missing_image_ends_in_the_words_of_the_registry_and_frees_its_gpus(house: SignedInInstallation) -> None:
+def test_missing_image_fails_with_the_registry_message_and_frees_its_gpus(house: SignedInInstallation) -> None:
     job = house.submit_command(GREET, image=NO_SUCH_IMAGE, resources={"gpus": GPUS})
     house.assert_failed(job, ExitReason.BAD_CONFIGURATION, f"image {NO_SUCH_IMAGE} cannot be pulled", "failed to")
     house.assert_completed(house.submit_command(GREET, resources={"gpus": GPUS}))
@@ -120,7 +120,7 @@ def test_child_process_that_takes_too_much_memory_is_named_with_limit_and_peak(h
     assert "starts a child" in house.log_of(job.id)
 
 
-def test_pod_that_outgrows_its_scratch_volume_is_evicted_in_the_words_of_the_kubelet(house: SignedInInstallation) -> None:
+def test_pod_that_outgrows_its_scratch_volume_is_evicted_with_the_kubelet_message(house: SignedInInstallation) -> None:
     job = house.submit_command(FILL_SCRATCH + STAY, **ONE_FAILURE)
     house.assert_failed(
         job, ExitReason.STORAGE_FULL, "was evicted", f'EmptyDir volume "work" exceeds the limit "{SCRATCH_LIMIT}"'
@@ -133,7 +133,7 @@ def test_full_disk_is_named_although_nothing_can_be_written_to_it(house: SignedI
     house.assert_failed(job, ExitReason.STORAGE_FULL, "No space left on device")
 
 
-def test_pods_that_the_cluster_refuses_fail_the_job_in_its_words(house: SignedInInstallation) -> None:
+def test_pods_refused_by_the_cluster_fail_the_job_with_its_message(house: SignedInInstallation) -> None:
     answer = house.http.post("/v1/jobs", json={"name": "x", "command": ["x"], "resources": {"memory": "lots"}})
     assert answer.status_code == 400 and "resources.memory" in answer.json()["message"]
     job = house.submit_command(GREET, pod={"node_selector": {INVALID_LABEL: "a"}})
@@ -165,7 +165,7 @@ def expire_token(house: SignedInInstallation, job_id: str) -> None:
             connection.execute(update(table).where(table.c.job_id == job_id).values(expires_at=1))
 
 
-def test_command_whose_token_expires_is_ended_with_the_words_of_the_api(house: SignedInInstallation) -> None:
+def test_command_whose_token_expires_is_ended_with_the_message_of_the_api(house: SignedInInstallation) -> None:
     job = house.submit_command(PRINT_FOR_EVER)
     house.wait_until_running(job)
     wait_until(lambda: "second 2" in house.log_of(job.id), ENDS_WITHIN, lambda: house.describe(job.ref))
@@ -174,7 +174,7 @@ def test_command_whose_token_expires_is_ended_with_the_words_of_the_api(house: S
     assert "second 2" in house.log_of(job.id)
 
 
-def test_training_whose_token_expires_fails_with_what_to_do_and_resumes_from_its_checkpoint(
+def test_training_whose_token_expires_fails_with_a_remedy_and_resumes(
     house: SignedInInstallation, trainings: Trainings
 ) -> None:
     job = trainings.job("expired", nodes=1, processes=1, steps=MANY_STEPS)  # a process alone makes 60 steps in a second
@@ -205,7 +205,7 @@ def test_training_whose_token_expires_fails_with_what_to_do_and_resumes_from_its
     assert (trainings.trained(job).resumed_from or 0) >= 10
 
 
-def test_job_beyond_a_quota_of_zero_waits_in_the_words_of_kueue_until_there_is_some(house: SignedInInstallation) -> None:
+def test_job_beyond_a_zero_quota_waits_with_the_kueue_message_until_quota_is_added(house: SignedInInstallation) -> None:
     set_gpu_quota(house, 0)
     try:
         job = house.submit_command(GREET, resources={"gpus": 1})
@@ -251,7 +251,7 @@ def kept_objects(house: SignedInInstallation, selector: str) -> list[dict[str, A
     return found
 
 
-def test_rank_that_hangs_is_named_and_the_gang_starts_again_from_its_checkpoint(
+def test_hanging_rank_is_named_and_the_gang_resumes_from_its_checkpoint(
     house: SignedInInstallation, trainings: Trainings
 ) -> None:
     job: Job = trainings.job("hangs", steps=FEW_STEPS)
@@ -267,7 +267,7 @@ def test_rank_that_hangs_is_named_and_the_gang_starts_again_from_its_checkpoint(
     assert (trainings.trained(job).resumed_from or 0) >= 10
 
 
-def test_job_waits_in_words_while_an_admission_webhook_is_away(house: SignedInInstallation) -> None:
+def test_job_reports_that_it_waits_for_an_unavailable_admission_webhook(house: SignedInInstallation) -> None:
     """One of this namespace alone, for JobSets as those of JobSet and Kueue are, whose server does not answer."""
     rule = {"apiGroups": ["jobset.x-k8s.io"], "apiVersions": ["*"], "operations": ["CREATE"], "resources": ["jobsets"]}
     webhook = {

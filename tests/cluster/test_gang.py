@@ -108,7 +108,7 @@ def test_gang_with_a_killed_rank_restarts_whole_from_its_checkpoint(
     assert_equal(trained, undisturbed)
 
 
-def test_job_that_needs_more_memory_than_it_has_says_so(installation: Installation, trainings: Trainings) -> None:
+def test_job_beyond_its_memory_limit_reports_limit_and_peak(installation: Installation, trainings: Trainings) -> None:
     job = trainings.job("small", hardware=Hardware(memory="150Mi"))
     installation.compute.submit(job)
     ended = installation.wait_for(job, Phase.FAILED, Phase.RESTARTING)

@@ -76,7 +76,9 @@ def test_kubectl_makes_the_objects_that_tests_without_a_cluster_check(name: str)
 
 
 @pytest.mark.requirement("A2", "A3", "A7", "A10", "P2")
-def test_raw_data_to_an_answer_of_an_engine_pod(installed: DemoInstallation, base_model: dict[str, str]) -> None:
+def test_raw_data_becomes_a_proved_model_that_an_engine_pod_serves(
+    installed: DemoInstallation, base_model: dict[str, str]
+) -> None:
     request = {"name": MODEL, "dataset": "ellarin", "parameters": GANG_RECIPE | {"base_model": base_model}}
     with installed.demo.connected(("hanzo-ml", 8057), ("engine", 8043)) as [api, engine]:
         wait_for_api(api)

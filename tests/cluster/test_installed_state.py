@@ -135,7 +135,7 @@ def run_postgres_program(name: str, *arguments: str) -> None:
 
 
 @pytest.mark.requirement("A4")
-def test_everything_is_there_after_delete_and_apply(used: Used) -> None:
+def test_state_survives_delete_and_apply(used: Used) -> None:
     used.installation.delete()
     used.installation.apply()
     with used.installation.connected() as http:

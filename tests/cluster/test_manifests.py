@@ -190,7 +190,7 @@ def test_gang_waits_whole_and_is_preempted_and_resumed_whole(api: Api, scheduler
         cluster.kubectl("delete", "jobset", f"--namespace={NAME}", gang.name)
 
 
-def test_refusals_say_what_is_wrong(api: Api, scheduler: Scheduler) -> None:
+def test_invalid_object_is_rejected_with_the_reason(api: Api, scheduler: Scheduler) -> None:
     [*_, job_set] = render(JOBS["one node"], scheduler)
     job_set["spec"]["failurePolicy"]["rules"][0]["action"] = "Explode"
     with pytest.raises(InvalidObject, match='Unsupported value: "Explode"'):
@@ -198,7 +198,7 @@ def test_refusals_say_what_is_wrong(api: Api, scheduler: Scheduler) -> None:
 
 
 @pytest.mark.requirement("A6")
-def test_a_manifest_of_dry_run_can_be_applied_by_hand(cluster: Cluster) -> None:
+def test_dry_run_manifest_can_be_applied_with_kubectl(cluster: Cluster) -> None:
     exact = Path(__file__).parents[1] / "hanzo_ml_assets" / "specification_job.yaml"
     document = exact.read_text().replace("namespace: hanzo-ml", f"namespace: {NAME}")
     assert "jobset.jobset.x-k8s.io/" in cluster.kubectl("apply", "--dry-run=server", "--filename=-", document=document)

@@ -44,7 +44,7 @@ def trainings(installation: Installation, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.mark.requirement("J3")
 @pytest.mark.timeout(1800)
-def test_training_preempted_many_times_in_a_row_is_bit_equal_to_an_undisturbed_one(
+def test_repeatedly_preempted_training_is_bit_equal_to_an_undisturbed_one(
     installation: Installation, trainings: Trainings, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Of one process, which starts quickly. A gang is preempted in test_gang, and in test_elastic."""
@@ -227,7 +227,7 @@ while True:
 """
 
 
-def test_job_whose_gpus_are_free_first_is_not_admitted_and_preempted_again_while_another_still_saves(
+def test_preempted_job_is_not_readmitted_while_another_victim_still_saves(
     installation: Installation,
 ) -> None:
     """Two victims of one urgent job end at different times: kueue PR #13797."""
@@ -278,7 +278,7 @@ def configure_kueue(cluster: Cluster, configuration: str) -> None:
 
 
 @pytest.mark.usefixtures("kueue_waits_for_pods")
-def test_gang_that_kueue_stops_because_it_restarts_too_slowly_gives_its_quota_back(installation: Installation) -> None:
+def test_gang_stopped_by_kueue_for_a_slow_restart_releases_its_quota(installation: Installation) -> None:
     label = f"preemption.example.com/{uuid4().hex[:6]}"
     cluster = installation.cluster
     cluster.kubectl("label", "nodes", "--all", f"{label}=yes")

@@ -35,7 +35,7 @@ def installation(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["undisturbed", "one pod killed"])
-def test_pods_prepare_shards_into_the_bytes_of_one_process(installation: Installation, tmp_path: Path, killed: bool) -> None:
+def test_shared_preparation_equals_that_of_one_process(installation: Installation, tmp_path: Path, killed: bool) -> None:
     alone = Place(tmp_path / "alone", ())
     expected = make_job(alone, alone.store, "alone")
     made = prepare(expected, alone.store, tmp_path / "work")

@@ -40,7 +40,7 @@ def test_missing_priority_class_is_named_until_it_is_there(installation: Install
     installation.wait_for(job, Phase.SUCCEEDED)
 
 
-def test_queue_names_the_flavor_that_was_asked_for(installation: Installation) -> None:
+def test_queued_job_names_only_the_requested_flavor(installation: Installation) -> None:
     job = submit(installation, GREET, gpus=GPUS + 1)
     wait_until(lambda: "nvidia.com/gpu" in installation.observe(job).detail, 60, lambda: installation.describe(job))
     detail = installation.observe(job).detail
@@ -49,7 +49,7 @@ def test_queue_names_the_flavor_that_was_asked_for(installation: Installation) -
     installation.wait_for(job, Phase.FAILED)
 
 
-def test_pods_that_the_api_server_refuses_end_the_job_with_its_words(installation: Installation) -> None:
+def test_pods_refused_by_the_api_server_fail_the_job_with_its_message(installation: Installation) -> None:
     job = submit(installation, GREET, pod={"node_selector": {"a..b/rack": "one"}})
     ended = installation.wait_for(job, Phase.FAILED, within=60)
     assert ended.reason is ExitReason.BAD_CONFIGURATION
@@ -57,7 +57,7 @@ def test_pods_that_the_api_server_refuses_end_the_job_with_its_words(installatio
     assert objects(installation, job) == []
 
 
-def test_wrong_keys_of_the_object_store_end_the_job_with_the_settings_named(installation: Installation) -> None:
+def test_wrong_object_store_keys_fail_the_job_with_the_settings_named(installation: Installation) -> None:
     file = installation.home / "config.yaml"
     right = file.read_text()
     wrong: dict[str, Any] = yaml.safe_load(right)

@@ -48,7 +48,7 @@ def test_pod_deleted_while_it_waits_for_a_node_is_noticed_and_named(installation
     installation.wait_for(job, Phase.FAILED)
 
 
-def test_volume_that_cannot_be_mounted_is_named_and_the_job_goes_on_once_it_can(
+def test_unmountable_volume_is_named_and_the_job_continues_once_it_is_mounted(
     installation: Installation, tmp_path: Path
 ) -> None:
     folder = tmp_path / "missing"
@@ -81,15 +81,13 @@ def test_volume_that_cannot_be_mounted_is_named_and_the_job_goes_on_once_it_can(
 
 
 @pytest.mark.parametrize("faults", [{CUT}, {GONE}, {GONE, VERSIONLESS}], ids=["cut", "gone", "versionless"])
-def test_job_goes_on_past_broken_watches_and_lists(
-    installation: Installation, proxy: ApiServerProxy, faults: set[str]
-) -> None:
+def test_job_survives_broken_watches_and_lists(installation: Installation, proxy: ApiServerProxy, faults: set[str]) -> None:
     job = submit(installation, GREET, gpus=0)
     break_watches(installation, proxy, faults, 2 * MIRRORS)
     installation.wait_for(job, Phase.SUCCEEDED)
 
 
-def test_watches_that_say_nothing_any_more_are_noticed(installation: Installation, proxy: ApiServerProxy) -> None:
+def test_silent_watches_are_noticed(installation: Installation, proxy: ApiServerProxy) -> None:
     break_watches(installation, proxy, {SILENT}, MIRRORS)
     installation.wait_for(submit(installation, GREET, gpus=0), Phase.SUCCEEDED)
 

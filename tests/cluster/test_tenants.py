@@ -101,7 +101,7 @@ def test_pods_hold_one_token_and_no_other_secret(prepared: TenantInstallation, w
 
 
 @pytest.mark.requirement("X2")
-def test_policy_stops_what_was_reachable_before(prepared: TenantInstallation) -> None:
+def test_network_policy_blocks_all_but_the_needed_addresses(prepared: TenantInstallation) -> None:
     rival, neighbour = prepared.listen(RIVAL), prepared.listen(ACME)
     address = prepared.cluster.address
     with outside_address() as outside:
@@ -225,7 +225,7 @@ def test_token_of_a_job_that_has_ended_opens_nothing(prepared: TenantInstallatio
 
 
 @pytest.mark.requirement("X5")
-def test_full_namespace_holds_up_its_own_organization_alone(prepared: TenantInstallation) -> None:
+def test_full_namespace_blocks_only_its_own_organization(prepared: TenantInstallation) -> None:
     jobs = [prepared.submit(ACME, "pass", resources=TOO_MANY_GPUS) for _ in range(MAX_OBJECTS + 1)]
     full = f"namespace {prepared.namespace(ACME)} is full"
     wait_until(
@@ -267,7 +267,7 @@ def test_deleted_organization_is_prepared_again(prepared: TenantInstallation) ->
     prepared.wait_for(job, Phase.SUCCEEDED)
 
 
-def test_namespace_of_somebody_else_is_not_taken_over(prepared: TenantInstallation) -> None:
+def test_foreign_namespace_is_not_taken_over(prepared: TenantInstallation) -> None:
     name = f"{prepared.name}-system"
     prepared.cluster.kubectl("create", "namespace", name)
     try:

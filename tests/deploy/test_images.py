@@ -35,7 +35,7 @@ def copied(name: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", ["control-plane", "training"])
-def test_image_holds_every_package_compiled_with_the_stack_s_files_and_the_commit(name: str) -> None:
+def test_image_contains_compiled_packages_stack_files_and_the_commit(name: str) -> None:
     assert all((ROOT / path).exists() for path in copied(name))
     assert {*PACKAGES, LOCK_FILE, "pyproject.toml", "dagster.yaml", "workspace.yaml"} <= copied(name)
     [compiled] = (rest for rest in values(name, "RUN") if "compileall" in rest)
@@ -44,7 +44,7 @@ def test_image_holds_every_package_compiled_with_the_stack_s_files_and_the_commi
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_image_is_of_a_base_that_can_be_replaced_and_runs_as_our_user(name: str) -> None:
+def test_image_has_a_replaceable_base_and_runs_as_the_fixed_user(name: str) -> None:
     first, second = read_instructions(name)[0], next(each for each in read_instructions(name) if each[0] == "FROM")
     assert first[0] == "ARG" and re.fullmatch(r"BASE_IMAGE=docker\.io/[\w./-]+:[\w.-]+(@sha256:[0-9a-f]{64})?", first[1])
     assert second[1].split()[0] == "${BASE_IMAGE}"
@@ -78,7 +78,7 @@ def test_engine_has_the_packages_of_its_extra() -> None:
 
 
 @pytest.mark.requirement("G4", "U5")
-def test_training_image_has_what_trains_and_what_training_scripts_import() -> None:
+def test_training_image_has_the_packages_of_training_and_its_scripts() -> None:
     """Torch, transformers, datasets, accelerate, peft, bitsandbytes, deepspeed, and the client of the product."""
     [install] = (rest for rest in values("training", "RUN") if "pip install" in rest)
     [extras] = re.findall(r"'\.\[([\w,]+)\]'", install)

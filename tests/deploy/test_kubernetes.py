@@ -94,12 +94,12 @@ def test_api_server_takes_every_object(objects: list[Item]) -> None:
 
 
 @pytest.mark.requirement("A5", "Z3")
-def test_small_installation_is_one_of_each() -> None:
+def test_small_installation_has_one_deployment_service_and_config_map() -> None:
     kinds = [item["kind"] for item in render(FOLDERS["small"])]
     assert [kinds.count(kind) for kind in ("Deployment", "Service", "ConfigMap")] == [1, 1, 1]
 
 
-def test_production_sends_events_and_others_have_no_relay_that_would_refuse_to_start(tmp_path: Path) -> None:
+def test_only_production_runs_the_event_relay(tmp_path: Path) -> None:
     for name, folder in FOLDERS.items():
         objects = render(folder)
         running = {service: container for service, container, _ in services_of(objects)}
@@ -117,7 +117,7 @@ def test_every_service_of_the_stack_runs_and_nothing_else(objects: list[Item], t
     assert ("python", "-m", "resources.orchestration.migrate") in others
 
 
-def test_settings_are_those_of_an_installation_that_may_be_reached(objects: list[Item], tmp_path: Path) -> None:
+def test_settings_are_safe_for_an_installation_reachable_by_network(objects: list[Item], tmp_path: Path) -> None:
     for _, container, _ in services_of(objects):
         settings = load(objects, container, tmp_path)
         refuse_open_network(settings)
@@ -131,7 +131,7 @@ def test_settings_are_those_of_an_installation_that_may_be_reached(objects: list
     assert host.partition(".")[0] in {item["metadata"]["name"] for item in objects if item["kind"] == "Service"}
 
 
-def test_variables_that_kubernetes_would_add_for_a_service_are_kept_out(objects: list[Item], tmp_path: Path) -> None:
+def test_service_link_variables_of_kubernetes_are_disabled(objects: list[Item], tmp_path: Path) -> None:
     api = next(container for name, container, _ in services_of(objects) if name == "api")
     with pytest.raises(BadConfiguration, match="HANZO_ML_SERVICE_HOST"):
         load(objects, api, tmp_path, HANZO_ML_SERVICE_HOST="10.0.0.1")
@@ -241,7 +241,7 @@ def test_only_pods_that_need_a_port_reach_it(folder: str) -> None:
 
 
 @pytest.mark.requirement("U3")
-def test_services_lead_to_pods_and_budgets_protect_them(objects: list[Item]) -> None:
+def test_services_and_disruption_budgets_select_pods(objects: list[Item]) -> None:
     pods = [item["spec"]["template"]["metadata"]["labels"] for item in deployments(objects)]
     for item in objects:
         selector = item.get("spec", {}).get("selector", {})
@@ -260,7 +260,7 @@ def pod_labels(item: Item) -> dict[str, str]:
 
 
 @pytest.mark.requirement("U2", "U3", "V1")
-def test_api_s_probes_and_prometheus_find_what_they_ask_for(objects: list[Item], tmp_path: Path) -> None:
+def test_probes_and_metrics_annotations_match_the_api(objects: list[Item], tmp_path: Path) -> None:
     [(container, item)] = [(container, item) for name, container, item in services_of(objects) if name == "api"]
     annotations = item["spec"]["template"]["metadata"]["annotations"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
@@ -276,7 +276,7 @@ def test_api_s_probes_and_prometheus_find_what_they_ask_for(objects: list[Item],
             assert http.get(get["path"]).status_code == 200 and get["port"] == "api"
 
 
-def test_other_probes_ask_what_their_service_answers(objects: list[Item]) -> None:
+def test_probes_of_other_services_match_their_endpoints(objects: list[Item]) -> None:
     for name, container, _ in services_of(objects):
         if name in ("dagster-daemon", "controller"):
             file = str(liveness_file(Path(STATE), name))
@@ -286,7 +286,7 @@ def test_other_probes_ask_what_their_service_answers(objects: list[Item]) -> Non
             assert container["livenessProbe"]["httpGet"]["path"] == f"{DAGSTER_PREFIX}/server_info"
 
 
-def test_update_of_what_answers_requests_replaces_a_pod_only_when_another_is_ready(objects: list[Item]) -> None:
+def test_rolling_update_of_serving_pods_replaces_a_pod_only_when_another_is_ready(objects: list[Item]) -> None:
     for item in deployments(objects):
         if item["metadata"]["name"] in ("hanzo-ml", "engine"):
             assert item["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}

@@ -173,9 +173,7 @@ def test_control_plane_is_small_and_knows_its_commit_and_lock(wheels: Wheels, st
         ("resources.compute.kubernetes.controller", "set scheduler.kubeconfig"),
     ],
 )
-def test_programs_that_the_stack_of_a_laptop_lacks_start_without_torch(
-    stack: InstalledStack, module: str, refusal: str
-) -> None:
+def test_programs_outside_the_local_stack_load_without_torch(stack: InstalledStack, module: str, refusal: str) -> None:
     """`hanzo-ml up` started all others. These end at the first thing that they need and do not have here."""
     done = stack.run("-m", module)
     assert done.returncode == EXIT_BAD_CONFIGURATION and refusal in done.stderr

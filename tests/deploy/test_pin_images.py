@@ -85,7 +85,7 @@ def test_images_get_the_digests_of_their_registry(checkout: Path, registry: str)
     assert pin(checkout).returncode == 0 and containerfile.read_text().startswith(f"ARG BASE_IMAGE={pinned}\n")
 
 
-def test_entries_of_a_kustomization_get_a_digest_beside_their_tag(checkout: Path, registry: str) -> None:
+def test_kustomization_entries_get_a_digest_and_keep_their_tag(checkout: Path, registry: str) -> None:
     file = checkout / "deploy" / "kubernetes" / "base" / "kustomization.yaml"
     entry = f"images:\n  - name: {registry}/hanzoai/ml\n    newTag: latest\n"
     file.write_text(f"{entry}replicas:\n  - {{name: hanzo-ml, count: 3}}\n")

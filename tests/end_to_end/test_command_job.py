@@ -34,7 +34,7 @@ def wait_for_line(stack: LocalStack, job: str, line: str, times: int = 1) -> Non
 
 
 @pytest.mark.requirement("H6", "S1")
-def test_the_specification_s_script_for_several_gpus_trains_as_it_is(stack: LocalStack, tmp_path: Path) -> None:
+def test_specified_multi_gpu_script_trains_unchanged(stack: LocalStack, tmp_path: Path) -> None:
     assert SPECIFICATION in SCRIPT
     experiment = {"HANZO_ML_EXPERIMENT": "ddp", "HANZO_ML_TRACKING_URI": "http://ml.hanzo.svc:8057"}
     job = submit(stack, tmp_path, SCRIPT, command=["torchrun", "--nproc_per_node=2", "train.py"], env=experiment)
@@ -63,7 +63,7 @@ while not os.path.exists("go"): time.sleep(0.05)
 
 
 @pytest.mark.requirement("S2", "S4")
-def test_a_killed_command_goes_on_and_a_cancelled_one_leaves_nothing(stack: LocalStack, tmp_path: Path) -> None:
+def test_killed_command_is_restarted_and_a_cancelled_one_leaves_no_process(stack: LocalStack, tmp_path: Path) -> None:
     job = submit(stack, tmp_path, WAITS)
     wait_for_line(stack, job, "begun")
     before = find_job_processes(job)
@@ -78,7 +78,7 @@ def test_a_killed_command_goes_on_and_a_cancelled_one_leaves_nothing(stack: Loca
     assert stack.get(f"/v1/runs/{job}")["status"] == "cancelled"
 
 
-def test_whatever_supervises_a_command_may_be_killed(stack: LocalStack, tmp_path: Path) -> None:
+def test_command_survives_the_kill_of_its_run_worker(stack: LocalStack, tmp_path: Path) -> None:
     job = submit(stack, tmp_path, WAITS)
     wait_for_line(stack, job, "begun")
     os.kill(stack.pid(stack.run_worker(job)), signal.SIGKILL)

@@ -28,7 +28,7 @@ def test_a_job_is_estimated_from_the_run_of_the_same_job(found: dict[str, Any], 
 
 
 @pytest.mark.requirement("D2")
-def test_its_dataset_has_as_many_tokens_as_the_trainer_made_of_it(
+def test_estimated_dataset_tokens_match_the_trainers_count(
     stack: LocalStack, baseline: Baseline, found: dict[str, Any]
 ) -> None:
     """By the same tokenizer and chat template, which the job has put into the store."""
@@ -41,7 +41,7 @@ def test_its_dataset_has_as_many_tokens_as_the_trainer_made_of_it(
     assert abs(found["dataset"]["count"] / whole - 1) < 0.01
 
 
-def test_its_memory_is_known_from_the_base_model_s_own_configuration(
+def test_estimated_memory_follows_the_base_models_configuration(
     found: dict[str, Any],
 ) -> None:
     weights = found["memory"]["parts"]["weights"]

@@ -26,7 +26,7 @@ def assert_equals(stack: LocalStack, job: str, baseline: Baseline) -> None:
 @pytest.mark.requirement("I11")
 @pytest.mark.slow
 @pytest.mark.parametrize("rounds", [1, pytest.param(3, marks=pytest.mark.long)])
-def test_each_is_killed_in_each_round_and_a_checkpoint_breaks(
+def test_training_survives_repeated_kills_and_a_corrupt_checkpoint_bit_for_bit(
     stack: LocalStack, baseline: Baseline, dataset: str, rounds: int
 ) -> None:
     seed = random.randrange(1 << 32)
@@ -80,7 +80,7 @@ def corrupt_newest_checkpoint(stack: LocalStack, job: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_up_mends_the_stack_whichever_of_its_processes_died(stack: LocalStack) -> None:
+def test_up_restores_the_stack_after_the_death_of_any_process(stack: LocalStack) -> None:
     """Dagster's code server as a proxy went on, and said nothing, without the server that it had started itself."""
     processes = stack.processes()
     assert len(processes) >= len(list_services(Settings.load(stack.environment)))

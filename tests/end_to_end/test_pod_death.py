@@ -56,7 +56,7 @@ def rows(pod: LocalStack, query: str) -> set[str]:
 
 
 @pytest.mark.slow
-def test_a_new_pod_goes_on_with_the_history_and_the_job_of_the_one_that_died(
+def test_new_pod_resumes_job_and_dagster_history_of_a_dead_pod(
     pod: LocalStack, server: PostgresServer, baseline: Baseline, raw_data: Path, tmp_path: Path
 ) -> None:
     pod.hanzo_ml("dataset", "create", "--name", "colours", "--path", str(raw_data))

@@ -19,7 +19,7 @@ NAME = "doors-among-kills"
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_the_chain_ends_as_if_nobody_had_been_killed(stack: LocalStack, baseline: Baseline, raw_data: Path) -> None:
+def test_whole_chain_survives_random_kills(stack: LocalStack, baseline: Baseline, raw_data: Path) -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")  # so that a failure can be had again
     killed: list[str] = []

@@ -48,9 +48,7 @@ def test_every_step_of_training_is_tracked_once(baseline: Baseline) -> None:
 
 
 @pytest.mark.parametrize("program", ["train", "evaluate", "convert"])
-def test_a_program_s_log_says_what_it_does_and_none_of_its_libraries_advice(
-    stack: LocalStack, baseline: Baseline, program: str
-) -> None:
+def test_program_log_contains_no_library_warnings(stack: LocalStack, baseline: Baseline, program: str) -> None:
     """It began with a package to install and an accelerator that was not found, neither of which anybody needed."""
     stack.wait_for("model.registered", NAME)
     lines = (stack.home / "jobs" / baseline.job / program / "log.txt").read_text().splitlines()
@@ -58,7 +56,7 @@ def test_a_program_s_log_says_what_it_does_and_none_of_its_libraries_advice(
 
 
 @pytest.mark.requirement("O1", "O9")
-def test_the_version_carries_what_the_specification_asks(stack: LocalStack, baseline: Baseline, served: int) -> None:
+def test_version_has_the_specified_fields(stack: LocalStack, baseline: Baseline, served: int) -> None:
     version = version_of(stack, NAME, served)
     assert version["version"] == 1
     assert version["stage"] == "production"
@@ -74,7 +72,7 @@ def test_the_version_carries_what_the_specification_asks(stack: LocalStack, base
 
 
 @pytest.mark.requirement("E4", "E5", "I7")
-def test_the_run_carries_what_the_specification_asks(stack: LocalStack, baseline: Baseline) -> None:
+def test_run_has_the_specified_metrics_and_artifacts(stack: LocalStack, baseline: Baseline) -> None:
     run = stack.get(f"/v1/runs/{baseline.job}")
     measured = run["system_metrics"]
     assert set(measured) == {"gpu_type", "gpu_count", "total_gpu_hours", "peak_memory_gb", "total_tokens_processed"}
@@ -93,7 +91,9 @@ def test_the_model_is_served(stack: LocalStack, served: int) -> None:
 
 
 @pytest.mark.requirement("A9")
-def test_partitions_are_run_ids_and_lineage_is_in_the_graph(stack: LocalStack, baseline: Baseline, served: int) -> None:
+def test_asset_partitions_are_run_ids_and_materializations_have_metadata(
+    stack: LocalStack, baseline: Baseline, served: int
+) -> None:
     query = """query($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) { ... on AssetNode {
         groupName kinds partitionKeys assetMaterializations(limit: 1) { partition metadataEntries { label } } } } }"""
     for step, label in (
@@ -160,7 +160,7 @@ def flip_bit(file: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_all_weights_trained_go_the_same_way(stack: LocalStack, parameters: dict[str, Any], dataset: str) -> None:
+def test_full_fine_tuning_passes_the_whole_chain(stack: LocalStack, parameters: dict[str, Any], dataset: str) -> None:
     settings = {key: value for key, value in parameters.items() if not key.startswith(("lora", "base_dtype"))}
     job = stack.submit("full", dataset, settings | {"method": "full", "dtype": "float32", "max_steps": 4})
     stack.wait_for("model.exported", "full")
@@ -252,7 +252,7 @@ def without_numbers(file: Path) -> None:
 
 
 @pytest.mark.requirement("Z1")
-def test_everything_is_there_after_down_and_up(stack: LocalStack, served: int) -> None:
+def test_version_serves_again_after_down_and_up(stack: LocalStack, served: int) -> None:
     stack.hanzo_ml("down")
     stack.hanzo_ml("up")
     assert version_of(stack, NAME, served)["deployment"]["status"] == "serving"
@@ -260,7 +260,7 @@ def test_everything_is_there_after_down_and_up(stack: LocalStack, served: int) -
     assert stack.hanzo_ml("model", "prove", NAME, str(served)).returncode == 0
 
 
-def test_a_reset_cursor_launches_nothing_that_is_done(stack: LocalStack, baseline: Baseline, served: int) -> None:
+def test_reset_cursor_repeats_no_finished_work(stack: LocalStack, baseline: Baseline, served: int) -> None:
     before = run_count(stack)
     for sensor in ("split_new_versions", "start_submitted_jobs", "evaluate_completed_jobs", "deploy_promotions"):
         reset_cursor(stack, sensor)
@@ -330,7 +330,7 @@ def click(
 
 
 @pytest.mark.slow
-def test_a_click_makes_and_splits_a_dataset_once(stack: LocalStack) -> None:
+def test_materializing_a_dataset_twice_creates_and_splits_it_once(stack: LocalStack) -> None:
     keys = [["datasets", "ellarin", step] for step in ("version", "train", "validation", "test")]
     for _ in range(2):
         assert click(stack, keys) == "SUCCESS"
@@ -344,7 +344,7 @@ def test_a_click_makes_and_splits_a_dataset_once(stack: LocalStack) -> None:
 
 
 @pytest.mark.slow
-def test_a_click_on_a_finished_checkpoint_changes_nothing(stack: LocalStack, baseline: Baseline) -> None:
+def test_materializing_a_finished_checkpoint_changes_nothing(stack: LocalStack, baseline: Baseline) -> None:
     assert click(stack, [["models", "sandbox", "checkpoint"]], baseline.job) == "SUCCESS"
     assert stack.losses(baseline.job) == baseline.losses
     assert len(stack.events("job.completed", key=baseline.job)) == 1
@@ -373,7 +373,7 @@ def clicked(stack: LocalStack, baseline: Baseline, dataset: str) -> str:
 
 @pytest.mark.requirement("A2")
 @pytest.mark.slow
-def test_the_whole_chain_by_clicks_alone(stack: LocalStack, clicked: str) -> None:
+def test_training_and_promotion_launched_in_dagster_are_served(stack: LocalStack, clicked: str) -> None:
     """Trained and promoted by a click; what lies between and behind is the sensors' work."""
     stack.wait_for("model.exported", "clicked")
     assert click(stack, [["models", "sandbox", "promotion"]], clicked) == "SUCCESS"
@@ -400,7 +400,7 @@ def test_a_finished_run_is_replayed_from_its_record_alone(stack: LocalStack, cli
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_an_export_that_fails_says_so_to_who_waits(stack: LocalStack, baseline: Baseline, dataset: str) -> None:
+def test_failed_export_emits_an_event_with_its_error(stack: LocalStack, baseline: Baseline, dataset: str) -> None:
     """Its adapter is broken after training: the log of the chain must end in an event, not in silence."""
     settings = baseline.parameters | {"max_steps": 2}
     job = stack.submit("broken-adapter", dataset, settings)

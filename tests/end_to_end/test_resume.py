@@ -15,7 +15,7 @@ STEPS = 20
 
 
 @pytest.mark.slow
-def test_a_cancelled_job_goes_back_to_a_step_and_then_on_in_two_processes(
+def test_cancelled_job_resumes_from_an_earlier_step_and_then_in_two_processes(
     stack: LocalStack, dataset: str, parameters: dict[str, Any]
 ) -> None:
     kept = {"interval": "1h", "interval_steps": 4, "keep_last": STEPS}

@@ -74,7 +74,7 @@ def test_a_sweep_trains_its_trials_and_finds_the_best(stack: LocalStack, undistu
 @pytest.mark.requirement("K7")
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_sweep_ends_as_if_nobody_had_been_killed(
+def test_sweep_survives_random_kills_with_equal_results(
     stack: LocalStack, search: dict[str, Any], undisturbed: Searched, tmp_path: Path
 ) -> None:
     """Every process of the stack at once, trainers too, and then some at random: each trial ends once, none beside more than
@@ -112,7 +112,7 @@ def test_a_sweep_ends_as_if_nobody_had_been_killed(
 
 @pytest.mark.requirement("K3")
 @pytest.mark.slow
-def test_a_population_goes_on_with_the_weights_of_its_best_member(
+def test_population_continues_with_the_weights_of_its_best_member(
     stack: LocalStack, dataset: str, parameters: dict[str, Any], tmp_path: Path
 ) -> None:
     """Of two members one learns next to nothing, so that its descendant is told from a copy of the other."""

@@ -13,7 +13,7 @@ STEPS = 12
 
 
 @pytest.mark.slow
-def test_who_terminates_the_run_in_dagster_has_cancelled_the_job(
+def test_terminating_the_run_in_dagster_cancels_the_job_which_can_be_resumed(
     stack: LocalStack, dataset: str, parameters: dict[str, Any]
 ) -> None:
     job = stack.submit("doors-terminated", dataset, {**parameters, "max_steps": STEPS, "eval_steps": STEPS // 2})
@@ -35,7 +35,7 @@ def test_who_terminates_the_run_in_dagster_has_cancelled_the_job(
 
 
 @pytest.mark.slow
-def test_a_job_that_is_cancelled_as_its_worker_dies_leaves_no_program(
+def test_job_cancelled_while_its_worker_dies_leaves_no_program(
     stack: LocalStack, dataset: str, parameters: dict[str, Any]
 ) -> None:
     job = stack.submit("doors-orphaned", dataset, {**parameters, "max_steps": 10_000})

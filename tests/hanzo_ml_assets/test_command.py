@@ -65,7 +65,7 @@ def ended(plane: ControlPlane, job: JobRecord) -> tuple[JobRecord, str]:
     return plane.jobs.read(job.id), Runs(plane.database).get(job.id).status
 
 
-def test_a_command_completes_with_the_lineage_of_what_it_left(plane: ControlPlane, tmp_path: Path) -> None:
+def test_completed_command_records_the_lineage_of_its_output(plane: ControlPlane, tmp_path: Path) -> None:
     raw = tmp_path / "d.jsonl"
     raw.write_text('{"text": "She keeps the lamp."}\n')
     version, _ = create_version(plane.database, plane.store, name="d", path=raw, user="u", organization="default")
@@ -91,7 +91,7 @@ records.write_text("a script writes where it likes")
         delete_version(plane.database, plane.store, version.id, "ann")
 
 
-def test_its_run_says_of_which_data_and_code_it_is_and_the_data_lists_the_run(plane: ControlPlane, tmp_path: Path) -> None:
+def test_command_run_records_data_and_code_and_appears_in_the_data_lineage(plane: ControlPlane, tmp_path: Path) -> None:
     """It had no inputs, no params, no commit, and what it was trained on did not know it."""
     raw = tmp_path / "d.jsonl"
     raw.write_text('{"text": "She keeps the lamp."}\n')
@@ -117,7 +117,7 @@ def test_its_run_says_of_which_data_and_code_it_is_and_the_data_lists_the_run(pl
     ]
 
 
-def test_a_command_that_failed_saw_its_data_too_and_goes_on(plane: ControlPlane, tmp_path: Path) -> None:
+def test_failed_command_is_in_the_data_lineage_and_can_be_resumed(plane: ControlPlane, tmp_path: Path) -> None:
     raw = tmp_path / "d.jsonl"
     raw.write_text('{"text": "She keeps the lamp."}\n')
     create_version(plane.database, plane.store, name="d", path=raw, user="u", organization="default")
@@ -128,7 +128,7 @@ def test_a_command_that_failed_saw_its_data_too_and_goes_on(plane: ControlPlane,
     assert resume_job(plane.database, plane.store, job.id, Wish(), "ann").status == "queued"
 
 
-def test_one_that_waits_for_its_turn_says_so_where_people_look(plane: ControlPlane) -> None:
+def test_command_waiting_for_a_free_slot_shows_the_reason(plane: ControlPlane) -> None:
     """A program whose worker was killed keeps its place, and Dagster starts the next one."""
     job = submit(plane, "print(1)")
     place = plane.settings.home / "gpus" / f"{SLOT}0"
@@ -152,7 +152,7 @@ def test_one_that_waits_for_its_turn_says_so_where_people_look(plane: ControlPla
     assert (done.status, done.reason) == ("completed", "")
 
 
-def test_a_script_s_error_fails_job_and_run_with_its_words(plane: ControlPlane) -> None:
+def test_script_error_fails_job_and_run_with_its_message(plane: ControlPlane) -> None:
     job = submit(plane, "raise ValueError('no such column')")
     assert not materialize(job).success
     found, run = ended(plane, job)
@@ -160,7 +160,7 @@ def test_a_script_s_error_fails_job_and_run_with_its_words(plane: ControlPlane) 
     assert "exited with 1: ValueError: no such column" in found.reason and "\n" not in found.reason
 
 
-def test_the_specification_s_shape_fails_here_with_what_to_do(plane: ControlPlane) -> None:
+def test_multi_node_command_on_one_machine_fails_with_a_hint(plane: ControlPlane) -> None:
     shape = {"strategy": "fsdp", "num_nodes": 4, "gpus_per_node": 8}
     job = submit(plane, "", distributed=shape, storage={"datasets": "s3://hanzo-ml/datasets/finance-corpus-v3/7/"})
     assert not materialize(job).success
@@ -169,13 +169,13 @@ def test_the_specification_s_shape_fails_here_with_what_to_do(plane: ControlPlan
     assert found.reason == "the job asks for 4 nodes, this machine is one: set distributed.num_nodes to 1"
 
 
-def test_a_dataset_that_is_not_there_fails_it_by_name(plane: ControlPlane) -> None:
+def test_command_with_a_missing_dataset_fails_naming_it(plane: ControlPlane) -> None:
     job = submit(plane, "", storage={"datasets": "s3://hanzo-ml/datasets/nobody/3/"})
     assert not materialize(job).success
     assert "names dataset nobody@3, which does not exist" in ended(plane, job)[0].reason
 
 
-def test_materializing_it_again_does_not_do_it_again(plane: ControlPlane) -> None:
+def test_rematerializing_a_completed_command_does_not_rerun_it(plane: ControlPlane) -> None:
     count = "import os\nopen(os.environ['HANZO_ML_CHECKPOINTS'] + '/starts', 'a').write('x')"
     job = submit(plane, count)
     assert materialize(job).success and materialize(job).success

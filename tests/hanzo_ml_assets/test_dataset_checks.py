@@ -43,7 +43,7 @@ def graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Graph]:
     graph.plane.database.close()
 
 
-def test_a_version_that_keeps_its_contract_is_described_split_and_passed(graph: Graph) -> None:
+def test_version_meeting_its_contract_passes_and_is_split(graph: Graph) -> None:
     result = graph.materialize(rows(60), contract=CONTRACT)
     assert result.success
     found = graph.validation()
@@ -53,7 +53,7 @@ def test_a_version_that_keeps_its_contract_is_described_split_and_passed(graph: 
     assert set(graph.version().splits) == {"train", "validation", "test"}
 
 
-def test_the_time_of_the_newest_record_is_shown_where_a_column_says_it(graph: Graph) -> None:
+def test_newest_record_time_is_shown_when_a_timestamp_column_is_configured(graph: Graph) -> None:
     content = [{**row, "made": f"2026-03-{day:02}T12:00:00Z"} for day, row in enumerate(rows(28), 1)]
     dated = graph.materialize([*content[9:], *content[:9]], measures={"timestamp": "made"})
     assert shown(dated)["newest_record"] == datetime(2026, 3, 28, 12, tzinfo=UTC).timestamp()
@@ -73,7 +73,7 @@ def pictures(markdown: str) -> dict[str, tuple[list[str], list[tuple[float, floa
     return found
 
 
-def test_what_the_records_are_like_is_shown_in_numbers_and_in_pictures(graph: Graph) -> None:
+def test_record_statistics_are_shown_as_numbers_and_charts(graph: Graph) -> None:
     """30 of 16 words and 10 of 11, two of which stand in it twice; a quarter has a note."""
     english = "The keeper of the lamp walks to the tower every evening, and he counts {} ships."
     dutch = "De wachter van lamp {} loopt elke avond naar de toren."
@@ -128,7 +128,7 @@ OF_SPLITS = {"no_leak": ("test", True, "ERROR"), "leakage": ("test", True, "WARN
         ("ann@example.com", {"severity": "error"}, {"personal_data": "ERROR"}),
     ],
 )
-def test_each_check_is_told_and_one_that_does_not_block_stops_nothing(
+def test_every_check_is_reported_and_nonblocking_failures_do_not_stop_splitting(
     graph: Graph, answer: str, personal_data: dict[str, Any], wrong: dict[str, str]
 ) -> None:
     content = rows(60)
@@ -144,7 +144,7 @@ def test_each_check_is_told_and_one_that_does_not_block_stops_nothing(
     ("answer", "wrong"),
     [(7, {"contract": "ERROR"}), ("ann@example.com", {"personal_data": "ERROR"})],
 )
-def test_one_that_blocks_is_told_with_the_others_and_the_splits_are_not_begun(
+def test_blocking_failure_is_reported_with_the_other_checks_and_prevents_splitting(
     graph: Graph, answer: Any, wrong: dict[str, str]
 ) -> None:
     content = rows(60)
@@ -156,7 +156,7 @@ def test_one_that_blocks_is_told_with_the_others_and_the_splits_are_not_begun(
     assert not result.success and started(result) == [VERSION]
 
 
-def test_what_could_not_be_checked_or_split_has_its_reason_until_it_could(graph: Graph) -> None:
+def test_check_or_split_failure_is_recorded_until_a_later_success(graph: Graph) -> None:
     def problem() -> str:
         with graph.plane.database.read() as connection:
             found = find_problems(connection, [graph.version().id])
@@ -175,7 +175,7 @@ def test_what_could_not_be_checked_or_split_has_its_reason_until_it_could(graph:
 
 
 @pytest.mark.parametrize("at", ["dataset_checks", "datasets"])
-def test_what_is_made_of_a_version_that_is_deleted_meanwhile_goes_after_it(
+def test_outputs_of_a_version_deleted_during_processing_are_removed(
     graph: Graph, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
     """Its records stand in what was measured, and in its splits."""
@@ -196,7 +196,7 @@ def test_what_is_made_of_a_version_that_is_deleted_meanwhile_goes_after_it(
         assert find_problems(connection, ["doors@1"]) == {}
 
 
-def test_a_version_that_is_deleted_while_it_cannot_be_checked_ends_with_the_reason_alone(
+def test_version_deleted_during_a_failing_check_leaves_only_the_failure_reason(
     graph: Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And with nothing of its records, that the program still stored."""
@@ -214,7 +214,7 @@ def test_a_version_that_is_deleted_while_it_cannot_be_checked_ends_with_the_reas
 
 
 @pytest.mark.requirement("B13", "D1")
-def test_a_broken_contract_names_the_line_and_nothing_is_split(graph: Graph) -> None:
+def test_contract_violation_names_the_line_and_prevents_splitting(graph: Graph) -> None:
     content = rows(60)
     content[41]["answer"] = 7
     result = graph.materialize(content, contract=CONTRACT)
@@ -230,7 +230,7 @@ def test_a_broken_contract_names_the_line_and_nothing_is_split(graph: Graph) -> 
 
 
 @pytest.mark.slow
-def test_a_version_is_free_again_when_its_contract_was_corrected(graph: Graph) -> None:
+def test_version_is_unblocked_after_its_contract_was_corrected(graph: Graph) -> None:
     content = rows(60, extra=1)
     assert not graph.materialize(content, contract={"closed": True}).success
     assert graph.materialize(content).success
@@ -240,7 +240,7 @@ def test_a_version_is_free_again_when_its_contract_was_corrected(graph: Graph) -
 
 @pytest.mark.requirement("D4")
 @pytest.mark.slow
-def test_drift_is_measured_against_what_the_model_in_production_was_trained_on(graph: Graph) -> None:
+def test_drift_is_measured_against_the_dataset_of_the_production_model(graph: Graph) -> None:
     def of(country: str, start: int) -> list[dict[str, Any]]:
         return rows(100, start, country=country)
 
@@ -257,7 +257,7 @@ def test_drift_is_measured_against_what_the_model_in_production_was_trained_on(g
 
 
 @pytest.mark.slow
-def test_a_test_record_that_an_ancestor_was_trained_on_is_named_and_may_block(graph: Graph) -> None:
+def test_leaked_test_record_from_an_ancestors_training_is_named_and_can_block(graph: Graph) -> None:
     assert graph.materialize(rows(100)).success
     graph.serve(graph.version("doors@1"), "staging")
     block = {"leakage": {"severity": "error", "blocking": True}}
@@ -273,7 +273,7 @@ def test_a_test_record_that_an_ancestor_was_trained_on_is_named_and_may_block(gr
     assert "doors@1 train, of m@1" in graph.validation("doors@2").blocked
 
 
-def test_a_test_record_that_differs_by_a_word_from_one_that_is_trained_on_is_named(graph: Graph) -> None:
+def test_near_duplicate_of_a_training_record_in_the_test_split_is_named(graph: Graph) -> None:
     """60 texts of 30 words of their own, each in two versions: where one is tested and the other trained on, it leaks."""
 
     def text(number: int, word: str) -> str:

@@ -17,7 +17,7 @@ print("dagster_aws" in sys.modules, sorted(key.to_user_string() for key in keys)
 """
 
 
-def test_a_run_has_all_assets_and_imports_no_library_for_a_description_of_its_components() -> None:
+def test_run_process_loads_all_assets_without_importing_component_description_libraries() -> None:
     run = subprocess.run([sys.executable, "-c", AS_A_RUN_DOES], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     keys = definitions().get_repository_def().asset_graph.get_all_asset_keys()
     assert {"datasets/sandbox/version", "models/sandbox/deployment"} <= {key.to_user_string() for key in keys}

@@ -46,7 +46,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     yield lambda **changed: printed(ASSISTANT | changed, monkeypatch, capsys)
 
 
-def test_the_command_prints_what_would_be_applied_and_writes_nothing(home: Path) -> None:
+def test_dry_run_prints_the_objects_and_writes_nothing(home: Path) -> None:
     before = snapshot(home.parent)
     code = "from hanzo_ml.cli import main; main()"
     arguments = ["job", "submit", "--model", "ellarin-assistant", "--set", "max_steps=7", "--dry-run"]
@@ -61,7 +61,7 @@ def test_the_command_prints_what_would_be_applied_and_writes_nothing(home: Path)
 
 
 @pytest.mark.requirement("A6", "Z2")
-def test_it_is_the_job_that_a_submission_runs(home: Path, run: Any) -> None:
+def test_dry_run_renders_the_job_that_a_submission_runs(home: Path, run: Any) -> None:
     changed = {
         "parameters": {
             "max_steps": 5,
@@ -81,7 +81,7 @@ def test_it_is_the_job_that_a_submission_runs(home: Path, run: Any) -> None:
     assert (job.schedule.max_duration, job.schedule.priority, job.checkpoint.interval) == ("2h", "high", "20m")
 
 
-def test_the_same_command_prints_the_same_and_another_one_another(home: Path, run: Any) -> None:
+def test_dry_run_output_is_deterministic_and_depends_on_parameters(home: Path, run: Any) -> None:
     text = run()
     assert run() == text
     assert run(parameters={"seed": 7}) != text
@@ -95,7 +95,7 @@ def test_settings_choose_the_objects(home: Path, run: Any, monkeypatch: pytest.M
     assert "cannot reach the object store" not in text and "cannot reach the API at http://127.0.0.1" in text
 
 
-def test_what_a_running_stack_wrote_a_moment_ago_is_seen_and_left_alone(home: Path, run: Any) -> None:
+def test_dry_run_reads_uncheckpointed_sqlite_writes_without_changing_files(home: Path, run: Any) -> None:
     with database() as opened:
         add(opened, "late", split=True)
         before = snapshot(home)
@@ -106,7 +106,7 @@ def test_what_a_running_stack_wrote_a_moment_ago_is_seen_and_left_alone(home: Pa
         assert after | {memory: b""} == before | {memory: b""}
 
 
-def test_a_folder_where_nothing_has_run_stays_as_it_is(tmp_path: Path, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dry_run_does_not_create_a_missing_state_folder(tmp_path: Path, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HANZO_ML_HOME", str(tmp_path / "none"))
     assert "dataset 'ellarin' has no version yet" in refused(run)
     assert not (tmp_path / "none").exists()
@@ -136,7 +136,7 @@ def refused(run: Any, **changed: Any) -> str:
         ({"recipe": "zen-7b-full", "parameters": ONE_40GB}, "on each nvidia-a100-40gb: use recipe 'zen-7b-lora'"),
     ],
 )
-def test_what_is_wrong_is_one_line_that_says_what_to_do(home: Path, run: Any, changed: Any, words: str) -> None:
+def test_invalid_job_is_refused_in_one_line_with_a_hint(home: Path, run: Any, changed: Any, words: str) -> None:
     with database() as opened:
         add(opened, "whole", split=False)
     before = snapshot(home)
@@ -144,15 +144,15 @@ def test_what_is_wrong_is_one_line_that_says_what_to_do(home: Path, run: Any, ch
     assert snapshot(home) == before
 
 
-def test_a_database_that_does_not_answer_is_named(home: Path, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_database_is_reported_without_its_password(
+    home: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HANZO_ML_DATABASE_URL", "postgresql://u:c4n4ry@127.0.0.1:1/d")
     line = refused(run)
     assert "the metadata database can't be read" in line and "c4n4ry" not in line
 
 
-def test_the_command_line_asks_for_yaml_or_json_not_both(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_dry_run_with_json_option_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["hanzo-ml", "job", "submit", "--model", "m", "--dry-run", "--json"])
     with pytest.raises(SystemExit) as end:
         command_line()

@@ -30,7 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_specification_s_job_file_is_one_gang_of_four_pods(folder: Path) -> None:
+def test_specified_job_file_renders_one_gang_of_four_pods(folder: Path) -> None:
     (folder / "train.py").write_text("x" * (1 << 20))  # longer than an argument of a process may be
     done = dry_run(folder, SPECIFICATION)
     assert (done.returncode, done.stderr) == (0, "")
@@ -62,7 +62,7 @@ def test_specification_s_job_file_renders_exactly_these_objects(folder: Path, mo
         check(item)
 
 
-def test_what_is_wrong_is_one_line(folder: Path) -> None:
+def test_unknown_key_is_refused_in_one_line(folder: Path) -> None:
     done = dry_run(folder, "name: x\ncommand: [python]\nresorces: {gpus: 1}\n")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "error: job: unknown key 'resorces': did you mean 'resources'?\n"
@@ -76,7 +76,7 @@ def test_what_is_wrong_is_one_line(folder: Path) -> None:
         ("distributed: {num_nodes: 3, gpus_per_node: 8}", "asks for 24 GPUs, and the quota of your organization is 8"),
     ],
 )
-def test_what_a_server_would_refuse_is_refused_without_one(
+def test_job_that_a_server_would_refuse_is_refused_offline(
     folder: Path, monkeypatch: pytest.MonkeyPatch, line: str, message: str
 ) -> None:
     (folder / "config.yaml").write_text("scheduler: {quotas: {default: {max_gpus: 8}}}")
@@ -86,6 +86,6 @@ def test_what_a_server_would_refuse_is_refused_without_one(
     assert message in done.stderr
 
 
-def test_it_says_that_no_server_was_asked(folder: Path) -> None:
+def test_dry_run_output_says_that_no_server_answered(folder: Path) -> None:
     done = dry_run(folder, "name: x\ncommand: [python]\n")
     assert "\n# No server answers at http://127.0.0.1:" in done.stdout and "permissions and quotas" in done.stdout

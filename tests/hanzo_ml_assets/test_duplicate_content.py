@@ -13,7 +13,7 @@ from tests.support.server_process import ServerProcess
 
 
 @pytest.mark.slow
-def test_the_same_content_is_one_version_whichever_way_it_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_same_content_is_one_version_by_http_command_line_and_asset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("HANZO_ML_") and not name.endswith("_PORT")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HANZO_ML_HOME", str(tmp_path / "home"))

@@ -70,7 +70,7 @@ def judged(house: House, run: str, *, accepted: bool = True) -> None:
 
 
 @pytest.mark.requirement("M3")
-def test_a_version_that_awaits_its_export_is_what_the_next_one_is_compared_with(house: House) -> None:
+def test_accepted_version_awaiting_export_is_the_comparison_baseline(house: House) -> None:
     """It passed its gate; one that was worse than it was accepted, because its export took a few minutes."""
     house.train("a1")
     assert house.compared_with("a1") is None
@@ -80,7 +80,7 @@ def test_a_version_that_awaits_its_export_is_what_the_next_one_is_compared_with(
     assert house.compared_with("a1") == "a2"
 
 
-def test_an_evaluation_that_is_done_again_compares_with_what_it_did(house: House) -> None:
+def test_repeated_evaluation_uses_the_same_comparison_baseline(house: House) -> None:
     """A worker that died while it exported begins with the evaluation anew. Against a version that was accepted since, its
     verdict was another than the one that its own version was registered by.
     """
@@ -90,7 +90,7 @@ def test_an_evaluation_that_is_done_again_compares_with_what_it_did(house: House
     assert [house.compared_with(run) for run in ("a1", "a2", "a3")] == [None, "a1", "a2"]
 
 
-def test_a_run_whose_model_was_renamed_since_keeps_its_version_and_what_it_was_compared_with(house: House) -> None:
+def test_run_of_a_renamed_model_keeps_its_version_and_comparison_baseline(house: House) -> None:
     """Its export said that it had no version, and done again it became a second one, under the name that was given up."""
     judged(house, "a1")
     judged(house, "a2")

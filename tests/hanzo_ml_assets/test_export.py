@@ -88,7 +88,7 @@ def register(plane: ControlPlane, made: dict[str, Artifact], quantization: str =
         register_exports(connection, plane, version(plane), made, quantization)
 
 
-def test_another_export_lies_elsewhere_and_an_equal_one_is_done(plane: ControlPlane, tmp_path: Path) -> None:
+def test_changed_export_gets_a_new_location_and_an_equal_one_is_reused(plane: ControlPlane, tmp_path: Path) -> None:
     """Its merged weights were written over those that the model in production is proved by."""
     first = wanted(plane)
     assert first.outputs["merged"] == "s3://hanzo-models/m/v1/safetensors", "as the specification has it"
@@ -101,7 +101,7 @@ def test_another_export_lies_elsewhere_and_an_equal_one_is_done(plane: ControlPl
     assert plane.store.get_bytes(f"{first.outputs['merged']}/model") == b"weights of merged"
 
 
-def test_another_quantization_is_a_further_format_and_what_is_registered_stays(plane: ControlPlane, tmp_path: Path) -> None:
+def test_other_quantization_adds_a_format_and_keeps_registered_artifacts(plane: ControlPlane, tmp_path: Path) -> None:
     """The registry pointed to it instead: what the engine served was none of the version's files any more."""
     first = export(plane, tmp_path / "first", wanted(plane), "weights")
     register(plane, first)
@@ -125,21 +125,21 @@ def test_another_quantization_is_a_further_format_and_what_is_registered_stays(p
         plane.registry.add_artifacts(connection, version(plane), {"gguf": other["gguf"]})
 
 
-def test_an_equal_export_whose_result_is_gone_writes_over_nothing(plane: ControlPlane, tmp_path: Path) -> None:
+def test_equal_export_with_missing_result_gets_a_new_location(plane: ControlPlane, tmp_path: Path) -> None:
     first = wanted(plane)
     register(plane, export(plane, tmp_path / "first", first, "weights"))
     plane.store.remove(first.result_uri)
     assert wanted(plane).outputs["merged"].startswith("s3://hanzo-models/m/v1/export-")
 
 
-def test_a_killed_export_goes_on_where_it_was(plane: ControlPlane, tmp_path: Path) -> None:
+def test_killed_export_resumes_at_the_same_location(plane: ControlPlane, tmp_path: Path) -> None:
     """Nothing of it is registered before it ends."""
     first = wanted(plane)
     published(plane, tmp_path / "merged", first.outputs["merged"], "weights")
     assert wanted(plane) == first
 
 
-def test_of_equal_bytes_what_is_recorded_stays_and_the_copy_goes(plane: ControlPlane, tmp_path: Path) -> None:
+def test_duplicate_export_of_equal_bytes_is_removed_and_the_recorded_one_kept(plane: ControlPlane, tmp_path: Path) -> None:
     """Also where another export was registered between the two: lineage knows an artifact at one place."""
     first = export(plane, tmp_path / "first", wanted(plane), "weights")
     register(plane, first)
@@ -163,7 +163,7 @@ def test_of_equal_bytes_what_is_recorded_stays_and_the_copy_goes(plane: ControlP
 
 
 @pytest.mark.requirement("A9", "M7")
-def test_programs_after_training_have_their_own_resources_and_the_job_s_pods(plane: ControlPlane) -> None:
+def test_export_and_evaluation_use_their_own_resources_and_the_jobs_pod_settings(plane: ControlPlane) -> None:
     pod = PodSettings(image_pull_secrets=("registry",))
     job = replace(plane.jobs.read(RUN), config={"model": "m", "env": {"A": "b"}, "pod": pod.model_dump(mode="json")})
     job = replace(job, artifacts={**job.artifacts, "test": job.artifacts["base"]})
@@ -187,7 +187,7 @@ def test_programs_after_training_have_their_own_resources_and_the_job_s_pods(pla
         assert evaluation.work_digest == evaluation_job(usual, job, plane).work_digest, "where it runs is no part of it"
 
 
-def test_failed_attempt_is_recorded_on_the_version_and_the_next_one_clears_it(plane: ControlPlane) -> None:
+def test_failed_export_is_recorded_on_the_version_until_the_next_attempt(plane: ControlPlane) -> None:
     def attempt(error: Exception | None) -> None:
         with recorded_failure(plane, version(plane)):
             assert (version(plane).status, version(plane).reason) == ("pending", "")
@@ -208,7 +208,7 @@ def training_with(plane: ControlPlane, **artifacts: Artifact) -> JobRecord:
     return replace(job, artifacts={**job.artifacts, **{name: each.model_dump() for name, each in artifacts.items()}})
 
 
-def test_template_arguments_of_the_training_go_along_and_to_another_place(plane: ControlPlane, tmp_path: Path) -> None:
+def test_template_arguments_of_the_training_are_exported_to_a_new_location(plane: ControlPlane, tmp_path: Path) -> None:
     """An export of an older release, which had none of it, stays what it is."""
     before = wanted(plane)
     assert before.parameters.keys() == {"recipe", "quantization"}, "equal work keeps its digest"

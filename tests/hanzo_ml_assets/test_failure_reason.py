@@ -71,7 +71,7 @@ def test_reason_and_message_are_read_back_from_the_log(error: Exception, cause: 
     assert found.cause.startswith(f"{cause} (run ")
 
 
-def test_an_asset_that_yields_reports_its_reason_after_what_it_yielded() -> None:
+def test_yielding_asset_reports_its_failure_reason_after_its_results() -> None:
     @dg.multi_asset(specs=[dg.AssetSpec("first"), dg.AssetSpec("second")])
     @reports_exit_reason
     def steps(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult]:
@@ -84,7 +84,7 @@ def test_an_asset_that_yields_reports_its_reason_after_what_it_yielded() -> None
         assert read_failure(instance, done.dagster_run).reasons == {ExitReason.STORAGE_UNAVAILABLE}
 
 
-def test_a_failure_that_an_asset_raises_itself_keeps_its_words_and_is_not_retried() -> None:
+def test_dagster_failure_raised_by_an_asset_keeps_its_message_as_program_error() -> None:
     @dg.asset
     @reports_exit_reason
     def step() -> None:

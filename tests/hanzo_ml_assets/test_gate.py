@@ -23,7 +23,7 @@ def verdict(
     return apply_gate(found, GatePolicy(**policy))
 
 
-def test_a_model_that_is_better_in_everything_is_accepted_without_words() -> None:
+def test_model_better_in_every_metric_is_accepted_without_reasons() -> None:
     assert verdict(GOOD, scores(5.1, 0.88), min_accuracy=0.5, max_perplexity=10) == GateVerdict(accepted=True)
     assert verdict(GOOD).sentence == "accepted"
 
@@ -44,7 +44,7 @@ def test_a_model_that_equals_its_base_is_accepted() -> None:
         (scores(5.0, 0.8), scores(5.0, 0.9), {}, "accuracy 0.800 is more than 2% worse than the last accepted version's"),
     ],
 )
-def test_each_rule_alone_rejects_and_says_both_numbers(
+def test_each_violated_rule_rejects_with_both_numbers(
     tuned: dict[str, Any], accepted: dict[str, Any] | None, policy: dict[str, Any], words: str
 ) -> None:
     found = verdict(tuned, accepted, **policy)
@@ -61,7 +61,7 @@ def test_each_rule_alone_rejects_and_says_both_numbers(
         (scores(6.0, 0.45), scores(5.0, 0.5), {"max_regression": 0.2}),
     ],
 )
-def test_what_is_exactly_at_the_border_is_accepted(
+def test_score_exactly_at_the_limit_is_accepted(
     tuned: dict[str, Any], accepted: dict[str, Any] | None, policy: dict[str, Any]
 ) -> None:
     assert verdict(tuned, accepted, **policy).accepted
@@ -75,18 +75,18 @@ def test_every_broken_rule_is_named() -> None:
 
 @pytest.mark.parametrize("field", ["loss", "perplexity"])
 @pytest.mark.parametrize("value", [None, math.nan, math.inf])
-def test_a_loss_that_is_no_number_is_rejected(field: str, value: float | None) -> None:
+def test_nonfinite_loss_is_rejected(field: str, value: float | None) -> None:
     assert not verdict({**GOOD, field: value}).accepted
     assert not verdict({**GOOD, field: value}, GOOD).accepted
 
 
-def test_an_accuracy_that_is_no_number_is_rejected() -> None:
+def test_nan_accuracy_is_rejected() -> None:
     assert not verdict({**GOOD, "accuracy": math.nan}, min_accuracy=0.5).accepted
 
 
-def test_a_base_model_without_a_finite_loss_does_not_stop_a_good_one() -> None:
+def test_base_model_without_finite_loss_does_not_block_a_good_model() -> None:
     assert verdict(GOOD, base=scores(None, 0.0, None)).accepted
 
 
-def test_the_accuracy_is_compared_though_the_accepted_version_s_perplexity_is_unknown() -> None:
+def test_accuracy_is_compared_even_if_the_accepted_versions_perplexity_is_unknown() -> None:
     assert not verdict(scores(5.0, 0.3), scores(None, 0.9, None)).accepted

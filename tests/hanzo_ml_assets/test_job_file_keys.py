@@ -51,7 +51,7 @@ def render(document: dict[str, Any]) -> str:
         return f"refused: {refused}"
 
 
-def test_every_key_of_the_specification_s_file_is_among_them() -> None:
+def test_every_key_of_the_specified_job_file_is_covered() -> None:
     written = {
         f"{key}.{nested}" if isinstance(value, dict) else key
         for key, value in yaml.safe_load(SPECIFICATION).items()
@@ -61,7 +61,7 @@ def test_every_key_of_the_specification_s_file_is_among_them() -> None:
 
 
 @pytest.mark.parametrize(("path", "value"), OTHER_VALUES.items(), ids=OTHER_VALUES)
-def test_another_value_changes_the_objects_or_is_refused_by_name(path: str, value: Any) -> None:
+def test_changed_value_of_a_key_changes_the_objects_or_is_refused_by_name(path: str, value: Any) -> None:
     document = yaml.safe_load(SPECIFICATION)
     before = render(document)
     assert before.startswith("# hanzo-ml job submit --dry-run")

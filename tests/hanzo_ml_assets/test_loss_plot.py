@@ -25,7 +25,7 @@ def points(markdown: str) -> list[tuple[float, float]]:
     return [(float(x), float(y)) for x, y in (pair.split(",") for pair in line.attrib["points"].split())]
 
 
-def test_the_curve_goes_from_left_to_right_and_down_as_the_loss_falls() -> None:
+def test_curve_is_ordered_by_step_and_falls_with_the_loss() -> None:
     drawn = points(loss_plot({3: 1.0, 1: 4.0, 2: 2.0}))
     assert drawn[0] == (MARGIN, MARGIN)
     assert drawn[-1] == (WIDTH - MARGIN, HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) / 4)
@@ -33,17 +33,17 @@ def test_the_curve_goes_from_left_to_right_and_down_as_the_loss_falls() -> None:
     assert [y for _, y in drawn] == sorted(y for _, y in drawn)
 
 
-def test_the_picture_says_first_and_last_step_the_top_and_the_last_loss() -> None:
+def test_plot_labels_first_and_last_step_axis_top_and_last_loss() -> None:
     words = [text.text for text in picture(loss_plot({20: 2.5, 100: 0.125})).findall(f"{SVG}text")]
     assert words == ["2.50", "0", "step 20", "step 100, loss 0.125"]
 
 
 @pytest.mark.parametrize("losses", [{}, {1: 2.0}, {1: math.nan, 2: math.inf, 3: 1.0}])
-def test_fewer_than_two_numbers_are_no_curve_and_say_so(losses: dict[int, float]) -> None:
+def test_plot_of_fewer_than_two_finite_losses_is_a_message(losses: dict[int, float]) -> None:
     assert loss_plot(losses) == "no curve: fewer than two finite losses"
 
 
-def test_what_is_not_finite_is_left_out() -> None:
+def test_nonfinite_losses_are_omitted() -> None:
     assert loss_plot({1: 3.0, 2: math.nan, 3: math.inf, 4: 1.0}) == loss_plot({1: 3.0, 4: 1.0})
 
 
@@ -55,5 +55,5 @@ def test_every_point_lies_inside_the_axes(losses: dict[int, float]) -> None:
 
 
 @given(st.dictionaries(st.integers(0, 100), st.floats(allow_nan=True, allow_infinity=True), max_size=10))
-def test_no_losses_whatever_are_an_error(losses: dict[int, float]) -> None:
+def test_any_losses_are_plotted_without_error(losses: dict[int, float]) -> None:
     assert loss_plot(losses)

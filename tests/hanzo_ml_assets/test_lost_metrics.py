@@ -26,7 +26,7 @@ def losses(server: ServerProcess, run: str) -> dict[int, float]:
 
 
 @pytest.mark.slow
-def test_a_run_that_ended_after_the_backup_has_the_losses_that_it_had(
+def test_losses_of_a_run_ended_after_the_backup_are_restored(
     server: ServerProcess, control_plane: ControlPlane, dataset: str, tmp_path: Path
 ) -> None:
     model, backup = make_tiny_model(tmp_path / "model"), tmp_path / "backup.db"

@@ -65,7 +65,7 @@ def test_a_submitted_preparation_becomes_a_version(plane: ControlPlane) -> None:
     assert plane.jobs.read(asked.id).status == "completed"
 
 
-def test_the_job_has_the_processes_and_pods_that_were_asked_for(plane: ControlPlane) -> None:
+def test_preparation_job_has_the_requested_workers_and_pods(plane: ControlPlane) -> None:
     derivation = Derivation(plane.datasets.read("d@1", "default"), "d", PrepareParameters(), "ann")
     asked = submit(plane)
     one = preparation_job(derivation, asked, plane, Preparation())
@@ -78,7 +78,7 @@ def test_the_job_has_the_processes_and_pods_that_were_asked_for(plane: ControlPl
     assert more.work_digest == one.work_digest, "neither is a part of what comes out"
 
 
-def test_another_tokenizer_of_the_same_name_is_another_place(plane: ControlPlane, tmp_path: Path) -> None:
+def test_changed_tokenizer_files_change_the_output_location(plane: ControlPlane, tmp_path: Path) -> None:
     """What was prepared without one, or by one of the hub, stays where an earlier release has put it."""
     folder = tmp_path / "tokenizer"
     folder.mkdir()
@@ -99,7 +99,7 @@ def test_another_tokenizer_of_the_same_name_is_another_place(plane: ControlPlane
         assert f"/prepared-d-1-{label}/" in place(tokenizer)
 
 
-def test_a_definition_s_section_names_columns_that_are_there(plane: ControlPlane) -> None:
+def test_definition_with_an_unknown_preparation_column_fails(plane: ControlPlane) -> None:
     """All records would be one group, or all of one class."""
     parameters = PrepareParameters(split=SplitParameters(group_by="clas"))
     asset = build_prepared(DatasetDefinition(name="d", prepare=parameters))
@@ -109,7 +109,7 @@ def test_a_definition_s_section_names_columns_that_are_there(plane: ControlPlane
     assert "no record of dataset d@1 has the column 'clas' of split.group_by: it has answer, instruction" in str(failure)
 
 
-def test_a_column_to_clean_is_there(plane: ControlPlane) -> None:
+def test_unknown_column_in_clean_settings_is_refused(plane: ControlPlane) -> None:
     """A name with a letter too few would reject every record, or none, or fill a column that nobody reads."""
     parent = plane.datasets.read("d@1", "default")
     for setting, value in {"required": ["scor"], "fill": {"scor": 1}, "within": {"scor": {"min": 1}}}.items():
@@ -117,7 +117,7 @@ def test_a_column_to_clean_is_there(plane: ControlPlane) -> None:
             refuse_unknown_columns(PrepareParameters.model_validate({"clean": {setting: value}}), parent)
 
 
-def test_of_many_columns_the_first_are_named(plane: ControlPlane) -> None:
+def test_unknown_column_message_lists_only_the_first_columns(plane: ControlPlane) -> None:
     parent = replace(plane.datasets.read("d@1", "default"), schema={f"c{number}": "string" for number in range(10_000)})
     with pytest.raises(HanzoError) as refused:
         refuse_unknown_columns(PrepareParameters(split=SplitParameters(column="x" * 9000)), parent)
@@ -125,7 +125,7 @@ def test_of_many_columns_the_first_are_named(plane: ControlPlane) -> None:
     assert len(refused.value.message) < 500
 
 
-def test_the_newest_of_more_versions_than_a_page_has_is_prepared(plane: ControlPlane) -> None:
+def test_newest_source_version_is_found_beyond_one_page(plane: ControlPlane) -> None:
     first = plane.datasets.read("d@1", "default")
     rows = [
         vars(first) | {"id": str(n), "version": n, "content_sha256": str(n), "artifact": first.artifact.model_dump()}
@@ -139,7 +139,7 @@ def test_the_newest_of_more_versions_than_a_page_has_is_prepared(plane: ControlP
     )
 
 
-def test_a_prepared_version_is_checked_and_keeps_the_splits_that_it_came_with(plane: ControlPlane) -> None:
+def test_prepared_version_is_checked_and_keeps_its_splits(plane: ControlPlane) -> None:
     """Also where somebody clicks its splits: others would not be what was tokenized."""
     asked = submit(plane, filter={"language": "en"}, augment={"shuffle_seed": 7})
     job = definitions().resolve_implicit_global_asset_job_def()
@@ -169,7 +169,7 @@ def test_a_prepared_version_is_checked_and_keeps_the_splits_that_it_came_with(pl
     assert found.leaks.searched == 2, "its own training records, and those of what it was made of"
 
 
-def test_a_preparation_that_cannot_be_fails_its_job_with_the_reason(plane: ControlPlane) -> None:
+def test_impossible_preparation_fails_its_job_with_the_reason(plane: ControlPlane) -> None:
     asked = submit(plane, split={"column": "part"})
     with dg.DagsterInstance.ephemeral() as instance:
         done = (
@@ -188,9 +188,7 @@ def test_a_preparation_that_cannot_be_fails_its_job_with_the_reason(plane: Contr
     assert str(job.reason).startswith("no record is left: 60 split; the first: ")
 
 
-def test_a_preparation_whose_machine_failed_is_not_failed_by_it(
-    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_preparation_job_survives_an_infrastructure_failure(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sensor retry_dead_runs has it tried again: what follows goes on with the same job."""
     asked = submit(plane, filter={"language": "en"})
     job = definitions().resolve_implicit_global_asset_job_def()
@@ -210,7 +208,7 @@ def test_a_preparation_whose_machine_failed_is_not_failed_by_it(
     assert plane.jobs.read(asked.id).status == "completed"
 
 
-def test_what_is_read_in_another_way_gets_another_place(plane: ControlPlane) -> None:
+def test_changed_record_parsing_changes_split_and_preparation_locations(plane: ControlPlane) -> None:
     """Splits and preparations of records that are read as before stay where they are."""
     definition = DatasetDefinition(name="d")
     known = plane.datasets.read("d@1", "default")

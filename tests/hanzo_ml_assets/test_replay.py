@@ -30,7 +30,7 @@ STEPS = 24
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_what_is_left_of_a_run_that_healed_twice_is_the_same_to_the_last_bit(
+def test_replay_of_a_run_with_divergence_and_out_of_memory_is_bit_identical(
     server: ServerProcess, control_plane: ControlPlane, dataset: str, tmp_path: Path
 ) -> None:
     """Memory runs out on the second way through steps that it had come to once before it went back."""

@@ -20,7 +20,7 @@ __all__ = ["plane"]
 
 
 @pytest.mark.slow
-def test_each_organization_s_version_is_split_and_by_no_other_s_rules(plane: ControlPlane) -> None:
+def test_versions_of_two_organizations_with_one_name_are_split_separately(plane: ControlPlane) -> None:
     raw = plane.settings.home / "other.jsonl"
     raw.write_bytes(b"".join(canonical_json({**row, "of": "acme"}) + b"\n" for row in questions(40)))
     for name in ("d", "ellarin"):

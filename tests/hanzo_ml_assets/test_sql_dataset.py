@@ -47,7 +47,7 @@ def materialized(**definition: object) -> dg.ExecuteInProcessResult:
     )
 
 
-def test_every_way_makes_the_same_version(server: ServerProcess, shop: str) -> None:
+def test_same_query_by_definition_http_and_command_line_creates_one_version(server: ServerProcess, shop: str) -> None:
     assert materialized(sql=STATEMENT, database="closed").success
     with httpx.Client(base_url=server.url, timeout=60, trust_env=False) as http:
         [made] = http.get("/v1/datasets", params={"name": "orders"}).json()["datasets"]
@@ -68,7 +68,7 @@ def test_every_way_makes_the_same_version(server: ServerProcess, shop: str) -> N
     assert made["lineage"]["origins"] == [f"sql://closed?{STATEMENT}"]
 
 
-def test_other_rows_are_the_next_version_and_over_http_that_says_whence(server: ServerProcess, shop: str) -> None:
+def test_changed_rows_create_the_next_version_with_their_query_as_origin(server: ServerProcess, shop: str) -> None:
     assert materialized(sql=STATEMENT, database="shop").success
     with sqlite3.connect(shop.removeprefix("sqlite:///")) as connection:
         connection.execute("DELETE FROM orders WHERE id > 9")
@@ -79,9 +79,7 @@ def test_other_rows_are_the_next_version_and_over_http_that_says_whence(server: 
     assert f"↑ sql://shop?{STATEMENT}" in told
 
 
-def test_what_no_database_is_asked_over_http_is_refused_in_words_that_show_no_address(
-    server: ServerProcess, shop: str
-) -> None:
+def test_disallowed_database_over_http_is_refused_without_revealing_its_address(server: ServerProcess, shop: str) -> None:
     refused = {
         (403, "this server asks no database called 'closed' for your organization"): {"database": "closed"},
         (403, f"this server asks no database called '{shop[:90]}"): {"database": shop},
@@ -103,7 +101,7 @@ def test_what_no_database_is_asked_over_http_is_refused_in_words_that_show_no_ad
     assert listed["datasets"] == []
 
 
-def test_a_definition_with_a_query_that_is_no_good_fails_with_the_reason(server: ServerProcess) -> None:
+def test_definition_with_an_invalid_query_fails_with_the_reason(server: ServerProcess) -> None:
     done = materialized(sql="SELECT * FROM users", database="shop")
     [failed] = [event for event in done.all_events if event.is_step_failure]
     assert "no such table: users" in failed.step_failure_data.error_display_string
@@ -119,6 +117,6 @@ def test_a_definition_with_a_query_that_is_no_good_fails_with_the_reason(server:
         ({"sql": "SELECT 1", "database": "shop", "format": "csv"}, "cannot have source or format"),
     ],
 )
-def test_a_definition_comes_from_one_place(definition: dict[str, str], told: str) -> None:
+def test_definition_with_incomplete_or_conflicting_sql_source_is_refused(definition: dict[str, str], told: str) -> None:
     with pytest.raises(ValidationError, match=told):
         DatasetDefinition.model_validate({"name": "orders", **definition})

@@ -50,7 +50,7 @@ def trained(id: str, config: Mapping[str, Any], control_plane: ControlPlane, fol
     return make_training_plan(dry_run.load_definition("ellarin-assistant"), id, control_plane), made
 
 
-def test_a_recipe_file_that_is_edited_since_changes_no_run_that_has_begun(
+def test_editing_a_recipe_file_does_not_change_started_runs(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     control_plane = ControlPlane()
@@ -69,7 +69,7 @@ def test_a_recipe_file_that_is_edited_since_changes_no_run_that_has_begun(
     control_plane.database.close()
 
 
-def test_a_partition_named_as_a_run_of_another_model_does_not_take_that_run_up(home: Path) -> None:
+def test_partition_named_like_a_run_of_another_model_is_refused(home: Path) -> None:
     control_plane = ControlPlane()
     for again in range(2):
         ensure_job("first", "ellarin-assistant", {}, control_plane)
@@ -81,7 +81,7 @@ def test_a_partition_named_as_a_run_of_another_model_does_not_take_that_run_up(h
     control_plane.database.close()
 
 
-def test_a_click_goes_on_with_the_dataset_that_was_pinned_since(home: Path) -> None:
+def test_clicked_run_continues_with_its_pinned_dataset(home: Path) -> None:
     control_plane = ControlPlane()
     for given in ({"dataset": "colours"}, {}):
         ensure_job("clicked", "sandbox", given, control_plane)
@@ -110,7 +110,7 @@ def test_the_run_of_a_job_carries_the_commit_of_its_code(home: Path) -> None:
     control_plane.database.close()
 
 
-def test_records_that_the_objective_cannot_learn_from_are_refused_before_anything_is_started(home: Path) -> None:
+def test_dataset_unsuitable_for_the_objective_is_refused_before_start(home: Path) -> None:
     """Here the recipe and the dataset of a definition are known; nothing of the run is written yet."""
     control_plane = ControlPlane()
     config = {**ASSISTANT, "parameters": {"objective": "dpo"}}
@@ -121,7 +121,7 @@ def test_records_that_the_objective_cannot_learn_from_are_refused_before_anythin
     control_plane.database.close()
 
 
-def test_a_base_model_of_other_bytes_than_it_pins_is_refused_before_anything_is_started(home: Path, tmp_path: Path) -> None:
+def test_base_model_with_a_wrong_sha256_is_refused_before_start(home: Path, tmp_path: Path) -> None:
     """The program found out, with the GPU in its hands."""
     control_plane, folder = ControlPlane(), make_tiny_model(tmp_path / "model")
     planned = {}
@@ -138,7 +138,7 @@ def test_a_base_model_of_other_bytes_than_it_pins_is_refused_before_anything_is_
     control_plane.database.close()
 
 
-def test_a_run_does_not_go_on_by_a_record_that_was_changed_since(home: Path) -> None:
+def test_run_with_a_modified_record_is_refused(home: Path) -> None:
     control_plane = ControlPlane()
     control_plane.jobs.submit(name="n", config=ASSISTANT, user="u", organization=DEFAULT_ORGANIZATION, id="changed")
     plan = make_training_plan(dry_run.load_definition("ellarin-assistant"), "changed", control_plane)
@@ -150,7 +150,7 @@ def test_a_run_does_not_go_on_by_a_record_that_was_changed_since(home: Path) -> 
 
 
 @pytest.mark.requirement("E2", "E8")
-def test_a_run_has_its_parameters_by_the_specification_s_names(home: Path) -> None:
+def test_run_params_have_the_specified_names(home: Path) -> None:
     """The specification's, and what its job changed besides."""
     control_plane = ControlPlane()
     changed = {"learning_rate": 2e-4, "gradient_accumulation": 4, "warmup_ratio": 0.25}
@@ -196,7 +196,7 @@ def test_pods_and_limits_of_a_submission_reach_its_training(home: Path) -> None:
     control_plane.database.close()
 
 
-def test_a_resumed_run_has_the_gpus_that_are_left_and_is_other_work_where_it_was_sent_back(home: Path) -> None:
+def test_resumed_run_uses_the_remaining_gpus_and_a_rollback_changes_its_work_digest(home: Path) -> None:
     """Its recipe stays what it was when it was started; of 32 GPUs, 24 are left."""
     control_plane = ControlPlane()
     four_nodes = {"strategy": "ddp", "num_nodes": 4, "gpus_per_node": 8}
@@ -231,7 +231,7 @@ def test_a_resumed_run_has_the_gpus_that_are_left_and_is_other_work_where_it_was
 
 @pytest.mark.requirement("E5", "Y2")
 @pytest.mark.parametrize(("told", "held"), [(2, 2), (0, 0), (None, 2)])
-def test_a_completed_run_says_what_it_used(home: Path, tmp_path: Path, told: int | None, held: int) -> None:
+def test_completed_run_records_its_usage_and_environment(home: Path, tmp_path: Path, told: int | None, held: int) -> None:
     """Half an hour on two GPUs of three dollars an hour each. Where it asked for two, and there were none, it had none."""
     control_plane = ControlPlane()
     hardware = {"gpus": 2, "gpu_type": "nvidia-a100-80gb"}
@@ -292,7 +292,7 @@ def test_a_completed_run_says_what_it_used(home: Path, tmp_path: Path, told: int
     control_plane.database.close()
 
 
-def test_what_the_tracking_server_did_not_get_is_on_the_run_once_its_program_has_ended(home: Path, tmp_path: Path) -> None:
+def test_unsent_metric_points_are_logged_once_after_the_program_ended(home: Path, tmp_path: Path) -> None:
     """Each step once: one that had arrived unacknowledged too, one that was done again after a kill, and when the end is
     recorded a second time. What was done otherwise the second time is there twice."""
     control_plane = ControlPlane()
@@ -340,7 +340,7 @@ def test_what_the_tracking_server_did_not_get_is_on_the_run_once_its_program_has
     control_plane.database.close()
 
 
-def test_losses_that_a_database_put_back_has_lost_are_logged_from_the_result(home: Path, tmp_path: Path) -> None:
+def test_losses_lost_by_a_database_restore_are_logged_from_the_result(home: Path, tmp_path: Path) -> None:
     """Each once, also when the end is recorded a second time; what the tracker has stays as it is."""
     control_plane = ControlPlane()
     plan, made = trained("lost", ASSISTANT, control_plane, tmp_path)
@@ -367,7 +367,7 @@ def test_losses_that_a_database_put_back_has_lost_are_logged_from_the_result(hom
     control_plane.database.close()
 
 
-def test_a_run_whose_program_dies_for_good_says_what_it_was_healed_of(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_permanently_failed_run_is_tagged_with_its_recovery_events(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     control_plane = ControlPlane()
     smaller = OutOfMemory(step=3, batch_size=1, gradient_accumulation=8)
 
@@ -391,7 +391,7 @@ def test_a_run_whose_program_dies_for_good_says_what_it_was_healed_of(home: Path
     control_plane.database.close()
 
 
-def test_a_definition_that_cannot_fit_its_memory_fails_with_what_would_and_compute_is_never_asked(
+def test_training_exceeding_gpu_memory_fails_with_a_hint_before_compute_is_called(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a job that names no recipe, which the API cannot know, and by a click: both come here."""
@@ -439,7 +439,9 @@ def test_a_definition_that_cannot_fit_its_memory_fails_with_what_would_and_compu
     control_plane.database.close()
 
 
-def test_what_a_click_left_open_is_said_before_anything_is_trained(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clicked_run_with_missing_or_invalid_settings_is_refused_before_training(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A run by the name of ../x was trained, and then no version could have it; without a dataset, one named sandbox was
     looked for, and the reason began with the class of an exception.
     """

@@ -89,7 +89,7 @@ def file_in(store: Store, artifact: Artifact, name: str) -> Path:
     return folder / name
 
 
-def test_the_served_file_answers_as_base_plus_adapter(made: Path, store: Store, tmp_path: Path) -> None:
+def test_served_file_answers_like_base_plus_adapter(made: Path, store: Store, tmp_path: Path) -> None:
     job = job_for(store, tmp_path, made / "base", made / "adapter")
     result = run(job, store)
     merged, gguf = result.artifacts["merged"], result.artifacts["gguf"]
@@ -175,9 +175,7 @@ def test_a_corrupted_adapter_is_refused_by_its_checksum(made: Path, store: Store
 
 @pytest.mark.requirement("I14", "Z27")
 @pytest.mark.parametrize(("value", "reason"), [(float("nan"), "not finite"), (float("inf"), "not finite")])
-def test_weights_that_are_not_finite_are_never_published(
-    made: Path, store: Store, tmp_path: Path, value: float, reason: str
-) -> None:
+def test_non_finite_weights_are_refused(made: Path, store: Store, tmp_path: Path, value: float, reason: str) -> None:
     adapter = shutil.copytree(made / "adapter", tmp_path / "adapter")
     weights = load_file(adapter / "adapter_model.safetensors")
     next(iter(weights.values()))[0, 0] = value
@@ -199,7 +197,7 @@ def test_an_overflow_of_the_stored_type_is_refused(made: Path, store: Store, tmp
         run(job_for(store, tmp_path, made / "base", adapter, dtype="float16"), store)
 
 
-def test_answers_that_are_nothing_are_not_changed_by_merging() -> None:
+def test_relative_error_of_all_zero_outputs_is_zero() -> None:
     """A model that diverged until it says nothing was to be trained "without layers that cannot be merged"."""
     nothing, something = torch.zeros(1, 3, 8), torch.ones(1, 3, 8)
     assert (relative_error(nothing, nothing), relative_error(something, nothing)) == (0.0, math.inf)
@@ -222,7 +220,7 @@ def test_pickled_weights_are_refused(made: Path, store: Store, tmp_path: Path) -
         run(job_for(store, tmp_path, made / "base", adapter), store)
 
 
-def test_a_missing_input_is_named(made: Path, store: Store, tmp_path: Path) -> None:
+def test_missing_input_is_refused_by_name(made: Path, store: Store, tmp_path: Path) -> None:
     job = job_for(store, tmp_path, made / "base", made / "adapter")
     with pytest.raises(BadConfiguration, match="the input 'base' is missing"):
         run(job.model_copy(update={"inputs": {"adapter": job.inputs["adapter"]}}), store)
@@ -302,7 +300,7 @@ def test_system_prompt_and_template_arguments_of_training_reach_the_engine(made:
         ({"rag": TEMPLATE, "other": TEMPLATE}, "the engine renders none of the chat templates other, rag"),
     ],
 )
-def test_template_that_the_engine_renders_otherwise_is_named(
+def test_template_rendered_differently_by_the_engine_is_refused(
     made: Path, store: Store, tmp_path: Path, templates: object, said: str
 ) -> None:
     with pytest.raises(BadConfiguration, match=said):
@@ -311,7 +309,7 @@ def test_template_that_the_engine_renders_otherwise_is_named(
 
 
 @pytest.mark.slow
-def test_added_token_that_the_engine_splits_otherwise_is_named(made: Path, store: Store, tmp_path: Path) -> None:
+def test_added_token_split_differently_by_the_engine_is_refused(made: Path, store: Store, tmp_path: Path) -> None:
     base = base_with_templates(made, tmp_path / "base", TEMPLATE)
     document = json.loads((base / "tokenizer.json").read_text())
     for token in document["added_tokens"]:
@@ -322,9 +320,7 @@ def test_added_token_that_the_engine_splits_otherwise_is_named(made: Path, store
 
 
 @pytest.mark.parametrize("targets", [["q_proj", "lm_head"], ["embed_tokens"], ["embed_tokens", "lm_head"]])
-def test_adapter_of_one_end_of_tied_weights_is_merged_into_weights_of_its_own(
-    made: Path, tmp_path: Path, targets: list[str]
-) -> None:
+def test_adapter_on_one_of_two_tied_weights_unties_them_when_merged(made: Path, tmp_path: Path, targets: list[str]) -> None:
     base = AutoModelForCausalLM.from_pretrained(made / "base", dtype=torch.float32)
     adapted = get_peft_model(base, LoraConfig(r=4, target_modules=targets, task_type="CAUSAL_LM"))
     with torch.no_grad():

@@ -24,7 +24,7 @@ def test_every_format_has_a_name_in_schemas_and_file_endings() -> None:
         ("dataset_info.json.gz", Format.JSONL, False),
     ],
 )
-def test_file_name_tells_its_format(name: str, format: Format, expected: bool) -> None:
+def test_file_format_is_detected_by_name(name: str, format: Format, expected: bool) -> None:
     assert has_format(name, format) is expected
 
 
@@ -40,14 +40,12 @@ def test_file_name_tells_its_format(name: str, format: Format, expected: bool) -
         (["state.json", "dataset_info.json", "data.arrow"], Format.ARROW, ["data.arrow"], []),
     ],
 )
-def test_of_a_folder_the_files_of_the_format_are_read(
-    names: list[str], format: Format, chosen: list[str], skipped: list[str]
-) -> None:
+def test_folder_selects_files_of_the_format(names: list[str], format: Format, chosen: list[str], skipped: list[str]) -> None:
     found = select_files(names, format)
     assert (list(found.chosen), list(found.skipped)) == (chosen, skipped)
 
 
-def test_files_of_a_folder_come_folder_by_folder(tmp_path: Path) -> None:
+def test_files_are_ordered_folder_by_folder(tmp_path: Path) -> None:
     """In the order in which earlier releases read them: equal files are the version that they were."""
     for folder in ("a", "a-b", "10", "1"):
         (tmp_path / folder).mkdir()

@@ -36,7 +36,7 @@ def tried() -> dict[str, dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_the_libraries_build_what_was_reckoned_with(tried: dict[str, dict[str, Any]], name: str) -> None:
+def test_built_model_matches_estimates(tried: dict[str, dict[str, Any]], name: str) -> None:
     found = tried[name]
     assert found["parameters"] == found["parameters_expected"]
     assert found["trainable"] == found["trainable_expected"]
@@ -48,7 +48,7 @@ def test_the_libraries_build_what_was_reckoned_with(tried: dict[str, dict[str, A
 
 @pytest.mark.requirement("G7")
 @pytest.mark.slow
-def test_it_starts_with_the_processes_that_its_gang_has(tried: dict[str, dict[str, Any]]) -> None:
+def test_dry_run_command_matches_the_process_layout(tried: dict[str, dict[str, Any]]) -> None:
     assert tried["zen-7b-lora"]["command"][0] == "python"
     assert tried["zen-72b-full"]["command"][:3] == ["torchrun", "--nnodes=4", "--nproc-per-node=8"]
 
@@ -62,7 +62,7 @@ def test_fsdp_shards_over_all_processes(tried: dict[str, dict[str, Any]], name: 
 
 
 @pytest.mark.slow
-def test_a_module_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+def test_unknown_target_module_is_refused_in_one_line(tmp_path: Path) -> None:
     document = yaml.safe_load((ROOT / "recipes" / "zen-7b-lora.yaml").read_text())
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(document | {"lora_target_modules": ["c_attn"]}))
     done = dry_run(str(tmp_path / "mine.yaml"))
@@ -70,7 +70,7 @@ def test_a_module_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-1].startswith("error: lora_target_modules: there is no 'c_attn'")
 
 
-def test_the_shape_of_torchrun_is_the_one_that_a_pod_gets() -> None:
+def test_torchrun_flags_match_those_of_a_pod() -> None:
     recipe = Recipe.named("zen-72b-full")
     job = Job(
         id="0" * 32,
@@ -88,7 +88,7 @@ def test_the_shape_of_torchrun_is_the_one_that_a_pod_gets() -> None:
 
 
 @pytest.mark.parametrize(("strategy", "stage"), [("deepspeed_zero2", 2), ("deepspeed_zero3", 3)])
-def test_deepspeed_is_told_stage_precision_and_batch(strategy: Any, stage: int) -> None:
+def test_deepspeed_config_has_stage_precision_and_batch(strategy: Any, stage: int) -> None:
     shape = Distributed(strategy=strategy, num_nodes=1, gpus_per_node=8)
     recipe = Recipe.named("zen-7b-full").changed({"distributed": shape.model_dump()})
     found = sharding_arguments(recipe)["deepspeed"]

@@ -11,7 +11,7 @@ from recipes import job_processes
 from recipes.job_processes import JOB_ID_VARIABLE, NODE_RANK_VARIABLE, find_job_processes, kill_job_processes
 
 
-def test_a_node_ends_its_own_processes_and_leaves_another_s() -> None:
+def test_node_kills_only_its_own_processes() -> None:
     """On one machine, the first that was over ended the command of the second, which then had to start again."""
     job = uuid4().hex
     sleeping = [
@@ -31,7 +31,7 @@ def test_a_node_ends_its_own_processes_and_leaves_another_s() -> None:
             process.kill()
 
 
-def test_a_process_that_the_kernel_does_not_end_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unkillable_process_does_not_block_killing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever ended the others waited for it for ever, and with him the job and its GPUs."""
     looks = iter(range(100))
 

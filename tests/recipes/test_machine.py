@@ -12,12 +12,12 @@ from recipes.machine import usable_cores
 from tests.recipes.tiny_training import LORA, TinyTraining, made
 
 
-def test_a_job_takes_as_many_cores_as_it_asks_for() -> None:
+def test_job_uses_the_cores_it_requests() -> None:
     assert usable_cores(1) == 1
     assert usable_cores(None) == usable_cores(0) == os.cpu_count()
 
 
-def test_no_job_takes_more_threads_than_the_machine_has_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_threads_are_limited_to_the_cores_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = TinyTraining(tmp_path)
     monkeypatch.setattr(program, "METRICS_GRACE_SECONDS", 0)
     there = os.cpu_count() or 1

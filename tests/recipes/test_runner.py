@@ -59,9 +59,7 @@ def last_error(done: subprocess.CompletedProcess[str]) -> str:
 @pytest.mark.parametrize(
     ("end", "code"), [("return Result(work_digest=job.work_digest)", None), ("raise ProgramFailed('it is no model')", 1)]
 )
-def test_a_thread_that_never_ends_keeps_no_finished_program_alive(
-    job: Job, tmp_path: Path, end: str, code: int | None
-) -> None:
+def test_endless_thread_does_not_keep_a_finished_program_alive(job: Job, tmp_path: Path, end: str, code: int | None) -> None:
     waits = "import threading, recipes.runner; recipes.runner.EXIT_SECONDS = 1"
     done = run(job, tmp_path, waits, "threading.Thread(target=threading.Event().wait).start()", end)
     assert "Thread" in done.stderr and "in wait" in done.stderr, "the log has what it was at"
@@ -71,7 +69,7 @@ def test_a_thread_that_never_ends_keeps_no_finished_program_alive(
         assert said(job) == {"code": code, "message": "it is no model", "reason": "program_error"}
 
 
-def test_a_thread_in_the_midst_of_computing_aborts_no_finished_program(job: Job, tmp_path: Path) -> None:
+def test_computing_thread_does_not_abort_a_finished_program(job: Job, tmp_path: Path) -> None:
     """Such a thread wants the interpreter back, and where that was taken apart the process was aborted."""
     multiplies = "threading.Thread(target=lambda: [some @ some for _ in iter(int, 1)], daemon=True).start()"
     begins = ("import threading, time, torch", "some = torch.ones(9, 9)", multiplies, "time.sleep(0.1)")
@@ -83,7 +81,7 @@ def test_a_thread_in_the_midst_of_computing_aborts_no_finished_program(job: Job,
     assert failed.returncode == 1, failed.stderr
 
 
-def test_a_program_that_ends_well_exits_0_with_its_result_in_the_store(job: Job, tmp_path: Path) -> None:
+def test_successful_program_exits_0_and_stores_its_result(job: Job, tmp_path: Path) -> None:
     done = run(job, tmp_path, "return Result(work_digest=job.work_digest, metrics={'steps': 3.0})")
     assert done.returncode == 0, done.stderr
     found = Result.model_validate_json(Store(job.store).get_bytes(RESULT))
@@ -135,7 +133,7 @@ def test_a_program_that_ends_well_exits_0_with_its_result_in_the_store(job: Job,
         ("raise SystemExit('bye')", 1, "program_error", "something called sys.exit: bye"),
     ],
 )
-def test_the_exit_code_the_last_line_and_the_exit_file_say_the_same(
+def test_exit_code_last_line_and_exit_file_agree(
     job: Job, tmp_path: Path, statement: str, code: int, reason: str, line: str
 ) -> None:
     done = run(job, tmp_path, statement)
@@ -148,7 +146,7 @@ def test_the_exit_code_the_last_line_and_the_exit_file_say_the_same(
 @pytest.mark.parametrize(
     "end", ["BrokenArtifact('model is missing')", "FileNotFoundError(2, 'no', 'model')", "ProgramFailed('no')"]
 )
-def test_a_program_whose_store_went_away_starts_again(job: Job, tmp_path: Path, end: str) -> None:
+def test_program_exits_for_restart_when_its_store_is_unmounted(job: Job, tmp_path: Path, end: str) -> None:
     """What it reads where it lies, in the folder that the store is, it does not find then."""
     store = Store(job.store)
     store.put_bytes("s3://hanzo-models/base/b/model", b"x")
@@ -161,16 +159,16 @@ def test_a_program_whose_store_went_away_starts_again(job: Job, tmp_path: Path, 
 @pytest.mark.parametrize(
     "error", ["BadConfiguration('no')", "BrokenArtifact('no')", "Preempted('yes')", "ProgramFailed('no')"]
 )
-def test_an_end_that_was_foreseen_shows_nobody_a_traceback(job: Job, tmp_path: Path, error: str) -> None:
+def test_expected_error_prints_no_traceback(job: Job, tmp_path: Path, error: str) -> None:
     assert "Traceback" not in run(job, tmp_path, f"raise {error}").stderr
 
 
-def test_a_full_disk_shows_nobody_a_traceback(job: Job, tmp_path: Path) -> None:
+def test_full_disk_prints_no_traceback(job: Job, tmp_path: Path) -> None:
     done = run(job, tmp_path, "raise OSError(errno.ENOSPC, 'No space left on device', '/w')")
     assert done.stderr.count("\n") == 1, done.stderr
 
 
-def test_a_full_disk_is_told_where_a_whole_folder_was_copied(job: Job, tmp_path: Path) -> None:
+def test_full_disk_is_recognized_in_a_folder_copy_error(job: Job, tmp_path: Path) -> None:
     """A new machine takes its checkpoint from the store: shutil names each file that failed, and has no number itself."""
     folder = Path(job.work_dir) / "checkpoint"
     folder.mkdir(parents=True)
@@ -181,11 +179,11 @@ def test_a_full_disk_is_told_where_a_whole_folder_was_copied(job: Job, tmp_path:
     assert last_error(done).startswith(f"error: no space left for {job.work_dir}: free some space"), done.stderr
 
 
-def test_a_fault_that_nobody_foresaw_keeps_its_traceback_in_the_log(job: Job, tmp_path: Path) -> None:
+def test_unexpected_error_keeps_its_traceback(job: Job, tmp_path: Path) -> None:
     assert "Traceback" in run(job, tmp_path, "return 1 / 0").stderr
 
 
-def test_what_no_database_holds_and_a_terminal_acts_on_is_in_no_reason(job: Job, tmp_path: Path) -> None:
+def test_exit_message_is_stripped_of_control_and_unstorable_characters(job: Job, tmp_path: Path) -> None:
     """Half a character, as of a file name that is not UTF-8, is no JSON: the program was taken for killed, and begun."""
     run(job, tmp_path, r"raise ValueError('\x1b[31mbad\x1b[0m\nname \udcff \x00 \x9b2J')")
     assert said(job) == {"code": 1, "message": "ValueError: bad name \ufffd \ufffd \ufffd2J", "reason": "program_error"}
@@ -196,7 +194,7 @@ FULL = ("import resource", "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))")
 """As on a full disk, a file can be made and takes no byte."""
 
 
-def test_one_that_has_no_room_to_say_why_is_not_taken_for_killed(job: Job, tmp_path: Path) -> None:
+def test_exit_without_space_for_the_exit_file_is_not_classified_as_killed(job: Job, tmp_path: Path) -> None:
     done = run(job, tmp_path, *FULL, "raise ProgramFailed('it is no model')")
     assert (done.returncode, last_error(done)) == (1, "error: it is no model")
     assert read_exit_document(Path(job.work_dir)) == ExitDocument(code=None, message=NO_ROOM, reason=ExitReason.UNKNOWN)
@@ -207,18 +205,18 @@ def test_one_that_has_no_room_to_say_why_is_not_taken_for_killed(job: Job, tmp_p
 
 
 @pytest.mark.parametrize("left", ["", '{"code": 1, "mess', "null"])
-def test_what_a_full_disk_cut_short_is_no_reason(tmp_path: Path, left: str) -> None:
+def test_truncated_exit_file_has_unknown_reason(tmp_path: Path, left: str) -> None:
     (tmp_path / "exit.json").write_text(left)
     assert read_exit_document(tmp_path) == ExitDocument(code=None, message=NO_ROOM, reason=ExitReason.UNKNOWN)
 
 
-def test_a_program_that_is_killed_says_nothing(job: Job, tmp_path: Path) -> None:
+def test_killed_program_writes_no_exit_file(job: Job, tmp_path: Path) -> None:
     done = run(job, tmp_path, "import os, signal", "os.kill(os.getpid(), signal.SIGKILL)")
     assert done.returncode == -9
     assert not (Path(job.work_dir) / "exit.json").exists()
 
 
-def test_a_result_that_cannot_be_stored_is_a_fault_and_not_a_success(job: Job, tmp_path: Path) -> None:
+def test_unstorable_result_is_an_error(job: Job, tmp_path: Path) -> None:
     blocked = tmp_path / "objects"
     blocked.write_text("a file where the store should be")
     done = run(job, tmp_path, "return Result(work_digest=job.work_digest)")
@@ -227,7 +225,7 @@ def test_a_result_that_cannot_be_stored_is_a_fault_and_not_a_success(job: Job, t
     assert said(job)["code"] == 1
 
 
-def test_of_several_processes_the_first_to_say_why_is_heard(job: Job, tmp_path: Path) -> None:
+def test_first_exit_message_of_several_processes_is_kept(job: Job, tmp_path: Path) -> None:
     run(job, tmp_path, "raise BadConfiguration('no such target: use q_proj')")
     run(job, tmp_path, "raise RuntimeError('connection closed by peer')")
     assert said(job)["message"] == "no such target: use q_proj"

@@ -53,7 +53,7 @@ def frozen(rows: list[dict[str, Any]]) -> Counter[str]:
 @pytest.mark.requirement("B16")
 @given(rows_of_data, st.integers(0, 3))
 @settings(max_examples=60, deadline=None)
-def test_every_record_is_in_one_split_and_no_question_is_in_two(rows: list[dict[str, Any]], seed: int) -> None:
+def test_every_record_is_in_one_split_and_questions_are_disjoint(rows: list[dict[str, Any]], seed: int) -> None:
     parameters = SplitParameters(seed=seed, validation=0.2, test=0.2)
     try:
         splits = split(rows, parameters)
@@ -67,7 +67,7 @@ def test_every_record_is_in_one_split_and_no_question_is_in_two(rows: list[dict[
     assert divided(rows, parameters)[1] == 0
 
 
-def test_capitals_and_punctuation_do_not_make_another_question() -> None:
+def test_questions_are_equal_regardless_of_case_and_punctuation() -> None:
     rows = numbered(40) + [{"instruction": f"  question, {n}!", "answer": "again"} for n in range(40)]
     splits = split(rows, SplitParameters())
     for name in SPLITS:
@@ -75,7 +75,7 @@ def test_capitals_and_punctuation_do_not_make_another_question() -> None:
         assert set(count.values()) == {2}
 
 
-def test_a_leak_would_be_counted() -> None:
+def test_leaks_of_column_splits_are_counted() -> None:
     rows = [{**row, "part": "train"} for row in numbered(3)]
     held_out = ("QUESTION 1", "val"), ("Another?", "validation"), ("question 2!!", "test"), ("Question 2", "test")
     rows += [{"instruction": asked, "answer": "x", "part": part} for asked, part in held_out]
@@ -84,19 +84,19 @@ def test_a_leak_would_be_counted() -> None:
     assert [SPLITS[place] for place in places] == ["train"] * 3 + ["validation"] * 2 + ["test"] * 2
 
 
-def test_the_same_rows_and_seed_give_the_same_splits_and_another_seed_gives_others() -> None:
+def test_splits_are_deterministic_per_seed() -> None:
     rows = numbered(60)
     assert split(rows, SplitParameters(seed=1)) == split(list(rows), SplitParameters(seed=1))
     assert split(rows, SplitParameters(seed=1)) != split(rows, SplitParameters(seed=2))
 
 
-def test_the_shares_are_those_that_were_asked_for() -> None:
+def test_split_sizes_match_requested_shares() -> None:
     splits = split(numbered(200), SplitParameters(validation=0.05, test=0.2))
     assert {name: len(splits[name]) for name in SPLITS} == {"train": 150, "validation": 10, "test": 40}
 
 
 @pytest.mark.parametrize("group_by", [None, "fact"])
-def test_what_an_older_version_trained_on_is_never_tested_with(group_by: str | None) -> None:
+def test_records_trained_on_by_an_older_version_never_become_test(group_by: str | None) -> None:
     """Records keep their places in the drawn order: what moves when a dataset grows comes to test from validation alone."""
     rows = [{"instruction": f"Question {n}?", "answer": "x", "fact": f"fact {n % 7}"} for n in range(800)]
     parameters = SplitParameters(group_by=group_by)
@@ -121,19 +121,19 @@ def test_a_group_with_two_questions_keeps_one_for_training() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 4])
-def test_too_few_records_are_refused_by_number(count: int) -> None:
+def test_too_few_records_are_refused_with_their_count(count: int) -> None:
     with pytest.raises(BadConfiguration, match=rf"^{count} distinct records? cannot fill three splits: \w+ would be empty"):
         split(numbered(count), SplitParameters(validation=0.1, test=0.1))
 
 
-def test_groups_of_a_column_that_no_record_has_are_refused() -> None:
+def test_group_by_column_without_values_is_refused() -> None:
     with pytest.raises(BadConfiguration, match=r"no record has a value in the column 'clas': correct split\.group_by"):
         split(numbered(50, **{"class": "a"}), SplitParameters(group_by="clas"))
     with pytest.raises(BadConfiguration, match="no record has a value in the column 'class'"):
         split(numbered(50, **{"class": None}), SplitParameters(group_by="class"))
 
 
-def test_records_without_a_group_are_spread_as_those_of_a_group_are() -> None:
+def test_records_without_a_group_are_stratified_as_one_group() -> None:
     """A group is not kept together, it is spread: what has none belongs to no split more than to another."""
     rows = [{**row, "class": "a" if number % 2 else None} for number, row in enumerate(numbered(80))]
     splits = split(rows, SplitParameters(validation=0.25, test=0.25, group_by="class"))
@@ -142,19 +142,19 @@ def test_records_without_a_group_are_spread_as_those_of_a_group_are() -> None:
 
 
 @pytest.mark.parametrize("share", [0.5, 0.7])
-def test_shares_that_leave_nothing_to_train_on_are_refused(share: float) -> None:
+def test_shares_leaving_no_training_records_are_refused(share: float) -> None:
     with pytest.raises(ValueError, match="together must be less than 1"):
         SplitParameters(validation=share, test=0.5)
 
 
 @pytest.mark.parametrize("key", ["input", "system"])
-def test_records_of_one_instruction_differ_by_what_stands_beside_it(key: str) -> None:
+def test_records_with_same_instruction_differ_by_input_or_system(key: str) -> None:
     rows = [{"instruction": "Translate.", key: f"word {n}", "answer": "x"} for n in range(12)]
     splits = split(rows, SplitParameters())
     assert {name: len(found) for name, found in splits.items()} == {"train": 10, "validation": 1, "test": 1}
 
 
-def test_equal_questions_do_not_count_as_many_records() -> None:
+def test_equal_questions_count_as_one_record() -> None:
     rows = [{"instruction": "Always the same?", "answer": f"Answer {n}."} for n in range(100)]
     with pytest.raises(BadConfiguration, match=r"^1 distinct record cannot fill three splits"):
         split(rows, SplitParameters())
@@ -189,7 +189,7 @@ class Place:
         return split_dataset(self.job(), self.store, self.folder / "work")
 
 
-def test_two_places_make_the_same_artifacts_bit_for_bit(tmp_path: Path) -> None:
+def test_artifacts_are_bit_identical_in_different_folders(tmp_path: Path) -> None:
     first, second = (Place(tmp_path / name, numbered(50)).run() for name in ("here", "there"))
     assert {role: artifact.digest for role, artifact in first.artifacts.items()} == {
         role: artifact.digest for role, artifact in second.artifacts.items()
@@ -197,7 +197,7 @@ def test_two_places_make_the_same_artifacts_bit_for_bit(tmp_path: Path) -> None:
     assert first == second
 
 
-def test_the_published_splits_name_their_dataset_and_hold_what_was_counted(tmp_path: Path) -> None:
+def test_published_splits_reference_their_dataset_and_match_their_counts(tmp_path: Path) -> None:
     place = Place(tmp_path, numbered(50))
     result = place.run()
     for name in SPLITS:
@@ -209,7 +209,7 @@ def test_the_published_splits_name_their_dataset_and_hold_what_was_counted(tmp_p
     assert result.facts["leaked"] == 0
 
 
-def test_the_records_of_a_split_are_those_that_they_always_were(tmp_path: Path) -> None:
+def test_split_records_match_recorded_assignment_in_dataset_order(tmp_path: Path) -> None:
     """And in the order of the version: they were in the order in which they are drawn, while splits were copies."""
     place = Place(tmp_path, numbered(50))
     result = place.run()
@@ -222,7 +222,7 @@ def test_the_records_of_a_split_are_those_that_they_always_were(tmp_path: Path) 
     assert found["train"] == [number for number in range(50) if number not in held_out]
 
 
-def test_a_split_has_a_file_for_each_of_its_version_that_it_has_records_of(tmp_path: Path) -> None:
+def test_split_has_one_file_per_dataset_file_with_records_in_it(tmp_path: Path) -> None:
     place = Place(tmp_path, numbered(3, part="train"))
     write_json_lines(tmp_path / "raw" / "second.jsonl", numbered(4, part="test"))
     held_out = [*numbered(1, part="val"), *numbered(1, part="train")]
@@ -244,7 +244,7 @@ def test_a_split_has_a_file_for_each_of_its_version_that_it_has_records_of(tmp_p
 
 
 @pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\r"])
-def test_a_text_with_a_rare_line_separator_stays_one_record(tmp_path: Path, separator: str) -> None:
+def test_text_with_unicode_line_separator_stays_one_record(tmp_path: Path, separator: str) -> None:
     """Only `\\n` ends a JSON line; text from the web holds the others."""
     rows = [{"instruction": f"Line{separator}break {n}?", "answer": f"One{separator}answer."} for n in range(30)]
     place = Place(tmp_path, rows)

@@ -25,7 +25,7 @@ def as_before() -> Iterator[None]:
     ("module", "shown"),
     [("transformers.trainer", 0), ("accelerate.accelerator", 0), ("torch.distributed.c10d_logger", 0), ("own_objective", 1)],
 )
-def test_what_libraries_will_do_in_their_next_release_is_no_news(module: str, shown: int) -> None:
+def test_future_warnings_of_libraries_are_hidden(module: str, shown: int) -> None:
     """A job of several processes began with what accelerate is to call otherwise, once for each of them."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
@@ -37,9 +37,7 @@ def test_what_libraries_will_do_in_their_next_release_is_no_news(module: str, sh
 @pytest.mark.parametrize(
     ("words", "shown"), [("Gradient accumulation steps mismatch: GradientAccumulationPlugin has 1", 0), ("it is full", 1)]
 )
-def test_that_deepspeed_counts_the_micro_batches_is_no_news(
-    words: str, shown: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_deepspeed_accumulation_warning_is_hidden(words: str, shown: int, caplog: pytest.LogCaptureFixture) -> None:
     """It was told to, and the log of a run in ZeRO warned of it."""
     prepare_imports()
     logging.getLogger("accelerate.accelerator").warning(words)
@@ -47,7 +45,9 @@ def test_that_deepspeed_counts_the_micro_batches_is_no_news(
 
 
 @pytest.mark.parametrize("stated", [None, *ALLOCATOR_VARIABLES])
-def test_memory_of_a_gpu_grows_unless_its_user_says_otherwise(stated: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_allocator_uses_expandable_segments_unless_configured(
+    stated: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ALLOCATOR_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     if stated:

@@ -20,7 +20,7 @@ except (FileNotFoundError, SystemExit):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", ["train", "torchrun"])
-def test_nothing_is_searched_for_cycles_until_it_begins(program: str) -> None:
+def test_garbage_collection_is_off_until_program_begins(program: str) -> None:
     command = [sys.executable, "-c", BEGINS, f"recipes.{program}", "--unknown"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["True", "True", "0"], done.stdout + done.stderr

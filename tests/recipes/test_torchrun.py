@@ -49,11 +49,11 @@ def await_death():
         ([-15, -15], EXIT_PREEMPTED),
     ],
 )
-def test_the_code_is_told_on(codes: list[int], expected: int) -> None:
+def test_exit_code_of_processes_is_passed_on(codes: list[int], expected: int) -> None:
     assert choose_exit_code(codes) == expected
 
 
-def test_only_those_that_ended_with_the_first_say_why() -> None:
+def test_only_processes_failing_with_the_first_determine_exit_code() -> None:
     """One that torchrun killed, which did not heed its SIGTERM, was no kill: a bad configuration was tried twelve times."""
     times = {0: 100, 1: 101, 2: 102, 3: 160}
     failures = [ProcessFailure(rank, 1, code, "none") for rank, code in enumerate((EXIT_BAD_CONFIGURATION, 1, -15, -9))]
@@ -72,7 +72,7 @@ def test_only_those_that_ended_with_the_first_say_why() -> None:
         ("await_death(); say(1)", "be_killed()", 137, False),
     ],
 )
-def test_who_ends_by_itself_is_heard_and_a_kill_is_a_kill(
+def test_own_exit_is_reported_and_a_kill_counts_as_kill(
     tmp_path: Path, first: str, second: str, expected: int, told: bool
 ) -> None:
     """Of two processes, as torchrun ends the other: at once, or by SIGKILL when it does not heed it."""
@@ -102,7 +102,7 @@ sys.exit(143)
 
 
 @pytest.mark.slow
-def test_who_is_asked_to_end_twice_asks_its_processes_once(tmp_path: Path) -> None:
+def test_repeated_sigterm_is_forwarded_once(tmp_path: Path) -> None:
     """It began to wait for them anew, and was once found waiting, minutes later, for one that had ended."""
     options = ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1", "--nproc-per-node=2")
     command = [sys.executable, "-m", "recipes.torchrun", *options, "--shutdown-timeout=60", "--no-python"]

@@ -30,7 +30,7 @@ METHODS: dict[str, dict[str, Any]] = {"lora": LORA, "qlora": QLORA, "full": FULL
 @pytest.mark.requirement("L7", "Z23")
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_a_method_goes_through_the_whole_chain(tiny: TinyTraining, method: str) -> None:
+def test_method_passes_training_evaluation_and_conversion(tiny: TinyTraining, method: str) -> None:
     """Trained, resumed to the same bytes on another machine, evaluated, merged and exported."""
     recipe = METHODS[method]
     role = tiny.recipe(**recipe).trained_role
@@ -73,7 +73,7 @@ def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.usefixtures("computes_bfloat16")
-def test_full_in_bfloat16_trains_every_number_however_small_its_step(tiny: TinyTraining) -> None:
+def test_full_bfloat16_training_updates_every_weight_at_a_tiny_learning_rate(tiny: TinyTraining) -> None:
     """A step of 5e-6, as zen-72b-full has it: of weights kept in bfloat16 hardly one would move."""
     recipe = FULL | {"dtype": "bfloat16", "max_steps": 1, "learning_rate": 5e-6, "seed": 7}
     trained = tiny.train("full-bfloat16", **recipe)
@@ -96,7 +96,7 @@ def test_full_in_bfloat16_trains_every_number_however_small_its_step(tiny: TinyT
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("computes_bfloat16")
-def test_full_in_bfloat16_computes_in_it(tiny: TinyTraining) -> None:
+def test_full_bfloat16_training_computes_in_bfloat16(tiny: TinyTraining) -> None:
     """Near what float32 gives, and not equal, or nothing would be gained; resumed to the same bytes."""
     recipe = FULL | {"dtype": "bfloat16"}
     trained = tiny.train("computed-in-bfloat16", **recipe)
@@ -108,7 +108,7 @@ def test_full_in_bfloat16_computes_in_it(tiny: TinyTraining) -> None:
 
 
 @pytest.mark.slow
-def test_checkpointing_activations_changes_no_number(tiny: TinyTraining) -> None:
+def test_activation_checkpointing_changes_no_loss_or_weight(tiny: TinyTraining) -> None:
     """Dropout is on: what is computed a second time must draw the same."""
     plain = tiny.train("kept", **LORA, max_steps=2)
     again = tiny.train("computed-twice", **LORA, max_steps=2, gradient_checkpointing=True)
@@ -138,7 +138,7 @@ def test_a_paged_optimizer_needs_a_gpu(tiny: TinyTraining, monkeypatch: pytest.M
         tiny.train("paged", **LORA, optimizer="paged_adamw")
 
 
-def test_nf4_is_what_qlora_trains_beside(tiny: TinyTraining) -> None:
+def test_qlora_base_weights_are_quantized_to_nf4(tiny: TinyTraining) -> None:
     """Every projection of a block, its constants quantized too. The bound is NF4's error on normally distributed weights."""
     model = load_model(tiny.model, tiny.recipe(**QLORA))
     quantized = {name: module.weight for name, module in model.named_modules() if isinstance(module, Linear4bit)}
@@ -151,7 +151,7 @@ def test_nf4_is_what_qlora_trains_beside(tiny: TinyTraining) -> None:
         assert 0.05 < error < 0.12, name
 
 
-def test_training_beside_nf4_is_the_same_after_an_evaluation(tiny: TinyTraining) -> None:
+def test_qlora_gradients_are_unchanged_after_an_evaluation(tiny: TinyTraining) -> None:
     """Where the processor computes in bfloat16, bitsandbytes packed the weights for it, and left the gradients out."""
     model = load_model(tiny.model, tiny.recipe(**QLORA | {"lora_dropout": 0.0}))
     with torch.no_grad():  # an adapter begins as nothing, which has no gradient
@@ -172,7 +172,7 @@ def test_training_beside_nf4_is_the_same_after_an_evaluation(tiny: TinyTraining)
     assert all(after[name].equal(gradient) for name, gradient in before.items())
 
 
-def test_nf4_of_a_width_that_this_machine_reads_wrong_is_refused(tiny: TinyTraining, tmp_path: Path) -> None:
+def test_nf4_width_unsupported_on_cpu_is_refused(tiny: TinyTraining, tmp_path: Path) -> None:
     config = AutoConfig.from_pretrained(tiny.model, intermediate_size=96)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(
@@ -181,7 +181,7 @@ def test_nf4_of_a_width_that_this_machine_reads_wrong_is_refused(tiny: TinyTrain
         load_model(tmp_path, tiny.recipe(**QLORA))
 
 
-def test_an_adapter_that_would_leave_a_module_out_is_refused(tiny: TinyTraining) -> None:
+def test_unknown_lora_target_module_is_refused(tiny: TinyTraining) -> None:
     """PEFT says nothing where it finds another: `v_prj` was not trained, and nobody was told."""
     with pytest.raises(BadConfiguration, match="does not fit its base model: it has no module 'v_prj'"):
         load_model(tiny.model, tiny.recipe(**LORA | {"lora_target_modules": ["q_proj", "v_prj"]}))

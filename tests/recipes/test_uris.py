@@ -36,7 +36,7 @@ def test_only_other_organizations_have_a_folder() -> None:
     assert uris.parse_organization("d") is None
 
 
-def test_model_name_cannot_pass_for_an_organization() -> None:
+def test_model_name_starting_with_at_sign_is_escaped() -> None:
     assert uris.model_folder("@acme", None) == "s3://hanzo-models/%40acme"
 
 

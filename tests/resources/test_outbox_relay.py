@@ -41,7 +41,7 @@ def write(database: Database, keys: list[str], topic: str = "jobs") -> None:
 
 
 @pytest.mark.requirement("P8", "Q3")
-def test_a_model_s_events_are_on_their_topic_with_what_the_specification_names(database: Database, brokers: Brokers) -> None:
+def test_model_events_are_sent_to_their_topic_with_the_specified_fields(database: Database, brokers: Brokers) -> None:
     house = House(database)
     house.register("r1")
     house.promote(1)
@@ -60,7 +60,7 @@ def test_a_model_s_events_are_on_their_topic_with_what_the_specification_names(d
         assert abs(received[event].value["timestamp"] / 1000 - time.time()) < DEADLINE
 
 
-def test_what_no_broker_acknowledged_is_sent_again_before_anything_newer(
+def test_unacknowledged_events_are_sent_again_before_newer_ones(
     sqlite_url: str, brokers: Brokers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("resources.outbox_relay.ANSWER_TIMEOUT_SECONDS", 1.0)
@@ -76,7 +76,7 @@ def test_what_no_broker_acknowledged_is_sent_again_before_anything_newer(
     assert sorted(message.key for message in brokers.received("hanzo.ml.jobs")) == ["a", "b", "c"]
 
 
-def test_an_event_that_no_broker_would_take_says_where_it_is_and_holds_up_nothing(sqlite_url: str, brokers: Brokers) -> None:
+def test_oversized_event_is_replaced_by_a_reference_and_does_not_block_others(sqlite_url: str, brokers: Brokers) -> None:
     database = Database(sqlite_url)
     with database.write() as connection:
         large = emit(connection, "jobs", "job.submitted", "large", {"config": "x" * 2 * MAX_VALUE_BYTES})
@@ -89,7 +89,7 @@ def test_an_event_that_no_broker_would_take_says_where_it_is_and_holds_up_nothin
     assert received["large"]["too_large"] > 2 * MAX_VALUE_BYTES
 
 
-def test_what_is_in_front_of_an_event_that_is_not_delivered_is_sent_and_noted(
+def test_events_before_an_undeliverable_one_are_sent_and_recorded_once(
     sqlite_url: str, brokers: Brokers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of them were sent again each time, for as long as one topic took nothing."""
@@ -163,7 +163,7 @@ def wait_until_sent(database: Database, written: int) -> None:
         time.sleep(0.05)
 
 
-def test_a_relay_that_is_asked_to_end_does(database: Database, relays: Relays) -> None:
+def test_relay_exits_cleanly_on_sigterm(database: Database, relays: Relays) -> None:
     relays.start()
     write(database, ["a"])
     wait_until_sent(database, 1)
@@ -200,7 +200,7 @@ def test_two_relays_that_are_killed_at_random_lose_nothing_and_keep_the_order_of
 
 
 @pytest.mark.requirement("Q8")
-def test_only_where_brokers_are_named_is_there_a_relay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relay_service_exists_only_when_brokers_are_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "relay" not in [service.name for service in list_services(Settings.load())]
     monkeypatch.setenv("HANZO_ML_STREAM_BROKERS", "kafka:9092")
     assert "relay" in [service.name for service in list_services(Settings.load())]
@@ -214,7 +214,7 @@ def test_only_where_brokers_are_named_is_there_a_relay(monkeypatch: pytest.Monke
         ("HANZO_ML_STREAM_TOPIC_PREFIX", "hanzo ml", "topic_prefix"),
     ],
 )
-def test_a_relay_that_cannot_know_where_to_send_says_what_to_set(variable: str, value: str, said: str) -> None:
+def test_relay_without_a_valid_destination_names_the_setting(variable: str, value: str, said: str) -> None:
     clean = {name: text for name, text in os.environ.items() if not name.startswith("HANZO_ML_")}
     command = [sys.executable, "-m", "resources.outbox_relay"]
     done = subprocess.run(

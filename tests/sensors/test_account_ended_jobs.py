@@ -71,7 +71,7 @@ def end(house: House, id: str, status: str) -> None:
 
 
 @pytest.mark.parametrize("status", ["failed", "cancelled"])
-def test_what_it_used_is_said_once_when_nothing_of_it_runs_any_more(house: House, status: str) -> None:
+def test_usage_of_an_ended_job_is_recorded_once_after_its_last_run_ended(house: House, status: str) -> None:
     house.dataset()
     job = training(house, "ended", HALF_AN_HOUR.model_copy(update={"seconds": 60.0}))
     definition = house.repository.get_implicit_job_def_for_assets([dg.AssetKey(["models", MODEL, "checkpoint"])])
@@ -97,7 +97,7 @@ def test_what_it_used_is_said_once_when_nothing_of_it_runs_any_more(house: House
     }
 
 
-def test_of_a_job_that_has_not_trained_or_goes_on_nothing_is_said(house: House) -> None:
+def test_usage_of_an_unused_or_resumed_job_is_not_recorded(house: House) -> None:
     house.dataset()
     unused, resumed = training(house, "unused", Usage()), training(house, "resumed", HALF_AN_HOUR)
     for job in (unused, resumed):
@@ -110,7 +110,7 @@ def test_of_a_job_that_has_not_trained_or_goes_on_nothing_is_said(house: House) 
     assert said(house, resumed) == TOLD
 
 
-def test_one_whose_run_was_deleted_holds_up_no_other(house: House) -> None:
+def test_job_with_a_deleted_run_does_not_block_others(house: House) -> None:
     house.dataset()
     first, second = training(house, "first", HALF_AN_HOUR), training(house, "second", HALF_AN_HOUR)
     for job in (first, second):
@@ -120,7 +120,7 @@ def test_one_whose_run_was_deleted_holds_up_no_other(house: House) -> None:
     assert (said(house, first), said(house, second)) == ({}, TOLD)
 
 
-def test_a_command_has_used_its_gpus_and_nothing_that_it_did_not_tell_of(house: House) -> None:
+def test_command_job_records_only_its_gpu_usage(house: House) -> None:
     asked = CommandJob.model_validate({"name": "mine", "command": ["python", "train.py"], "resources": GPUS})
     job = submit_command(house.plane.database, house.plane.store, asked, "ann", "default").id
     write_usage(house.plane.store, f"s3://hanzo-ml/runs/{job}", Usage(seconds=1800, gpus=2, gpu_seconds=3600))
@@ -130,7 +130,7 @@ def test_a_command_has_used_its_gpus_and_nothing_that_it_did_not_tell_of(house: 
 
 
 @pytest.mark.parametrize("spoilt", ["record/run.json", "record/manifest.json", "usage.json", "incidents.json"])
-def test_what_cannot_be_read_of_a_job_holds_up_no_other(house: House, spoilt: str) -> None:
+def test_unreadable_usage_file_of_one_job_does_not_block_others(house: House, spoilt: str) -> None:
     """It was changed, or is of another release: at an event that it cannot get over, the sensor stood for good."""
     house.dataset()
     first, second = (training(house, id, HALF_AN_HOUR) for id in ("a", "b"))

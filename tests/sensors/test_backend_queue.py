@@ -151,7 +151,7 @@ def test_job_that_cannot_be_planned_fails_with_the_reason(house: House, compute:
     assert compute.documents == {}
 
 
-def test_job_that_cannot_be_submitted_yet_holds_up_no_other(house: House, compute: QueueCompute) -> None:
+def test_job_whose_submission_fails_temporarily_does_not_block_others(house: House, compute: QueueCompute) -> None:
     first, second = submit(house, "first"), submit(house, "second")
     compute.refuses.add(first)
     tick(house)
@@ -162,7 +162,7 @@ def test_job_that_cannot_be_submitted_yet_holds_up_no_other(house: House, comput
     assert set(compute.documents) == {first, second}
 
 
-def test_jobs_beyond_their_number_are_not_submitted_and_gpus_are_the_backends_to_count(
+def test_only_the_job_limit_delays_submission_and_gpus_are_counted_by_the_backend(
     house: House, compute: QueueCompute
 ) -> None:
     set_quotas(house, "scheduler: {devices: [], quotas: {community: {max_gpus: 8, max_concurrent_jobs: 2}}}")
@@ -178,7 +178,7 @@ def test_jobs_beyond_their_number_are_not_submitted_and_gpus_are_the_backends_to
 
 
 @pytest.mark.requirement("J6", "Z33")
-def test_jobs_beyond_the_global_limit_wait_and_those_in_the_queue_take_no_place(house: House, compute: QueueCompute) -> None:
+def test_jobs_beyond_the_global_limit_wait_and_queued_jobs_do_not_count(house: House, compute: QueueCompute) -> None:
     set_quotas(house, "scheduler: {devices: [], max_concurrent_jobs: 1}")
     house.plane.__dict__["compute"] = compute
     first, second = submit(house, "first"), submit(house, "second")
@@ -191,9 +191,7 @@ def test_jobs_beyond_the_global_limit_wait_and_those_in_the_queue_take_no_place(
     assert reason(house, third) == "waits for its turn: 1 of 1 job run"
 
 
-def test_resumed_job_is_submitted_once_more_and_not_mistaken_for_its_earlier_life(
-    house: House, compute: QueueCompute
-) -> None:
+def test_resumed_job_is_resubmitted_after_its_previous_submission_ended(house: House, compute: QueueCompute) -> None:
     job = submit(house)
     tick(house)
     compute.admit(job)
@@ -250,7 +248,7 @@ def test_cluster_job_that_failed_unwatched_gets_a_run_and_after_its_report_a_new
     assert tick(house) == [] and rows.get(key).wanted == "run"
 
 
-def test_resumed_cluster_job_waits_for_the_end_of_what_is_being_cancelled(house: House) -> None:
+def test_resumed_cluster_job_waits_for_the_cancellation_to_finish(house: House) -> None:
     set_quotas(house, "scheduler: {backend: kubernetes}")
     job, rows = submit(house), ClusterJobs(house.plane.database)
     key = JobRef(job, Program.COMMAND)
@@ -297,7 +295,7 @@ CANCELING, CANCELED = dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELE
         ((), "run"),
     ],
 )
-def test_evaluation_ends_with_its_cancelled_run_and_only_then(
+def test_evaluation_is_cancelled_only_when_its_latest_run_was_cancelled_and_none_is_active(
     house: House, runs: tuple[dg.DagsterRunStatus, ...], wanted: str
 ) -> None:
     key = evaluation(house, *runs)
@@ -305,7 +303,7 @@ def test_evaluation_ends_with_its_cancelled_run_and_only_then(
     assert ClusterJobs(house.plane.database).get(key).wanted == wanted
 
 
-def test_training_that_was_submitted_again_is_not_ended_by_its_earlier_cancelled_run(house: House) -> None:
+def test_resubmitted_job_is_not_cancelled_by_its_earlier_cancelled_run(house: House) -> None:
     """It waits in the queue without a run; its job says whether it is wanted."""
     set_quotas(house, "scheduler: {backend: kubernetes}")
     job, rows = submit(house), ClusterJobs(house.plane.database)
@@ -333,7 +331,7 @@ def preparation(house: House) -> JobRef:
     return key
 
 
-def test_cancelled_preparation_ends_whose_worker_was_lost(house: House) -> None:
+def test_cancelled_preparation_is_stopped_after_its_worker_was_lost(house: House) -> None:
     key = preparation(house)
     house.instance.add_run(dg.DagsterRun(job_name="__ASSET_JOB", status=FAILURE, tags={PREPARATION_TAG: key.id}))
     house.tick(stop_cancelled_jobs)
@@ -343,7 +341,7 @@ def test_cancelled_preparation_ends_whose_worker_was_lost(house: House) -> None:
     assert ClusterJobs(house.plane.database).get(key).wanted == "cancel"
 
 
-def test_preparation_is_cancelled_whose_run_was_terminated_in_dagster(house: House) -> None:
+def test_preparation_is_cancelled_when_its_run_is_terminated_in_dagster(house: House) -> None:
     key = preparation(house)
     house.instance.add_run(dg.DagsterRun(job_name="__ASSET_JOB", status=CANCELED, tags={PREPARATION_TAG: key.id}))
     house.tick(cancel_terminated_jobs)

@@ -27,7 +27,7 @@ def test_a_blocked_version_is_not_split_by_a_reset_cursor(house: House) -> None:
     assert house.tick(split_new_versions) == []
 
 
-def test_a_job_on_a_blocked_version_fails_with_the_reason_also_where_it_was_split_before(house: House) -> None:
+def test_job_on_a_blocked_version_fails_with_the_reason_even_if_already_split(house: House) -> None:
     version = house.dataset()
     house.judge(version, passed=False)
     house.submit("job-1")
@@ -40,7 +40,7 @@ def test_a_job_on_a_blocked_version_fails_with_the_reason_also_where_it_was_spli
     )
 
 
-def test_a_version_that_passes_again_is_trained_on(house: House) -> None:
+def test_job_starts_when_its_version_passes_a_later_check(house: House) -> None:
     version = house.dataset()
     for passed in (False, True):
         house.judge(version, passed=passed)
@@ -48,7 +48,7 @@ def test_a_version_that_passes_again_is_trained_on(house: House) -> None:
     assert [request.run_key for request in house.tick(start_submitted_jobs)] == ["job-1"]
 
 
-def test_a_requested_check_is_one_run_of_the_version_and_its_splits(house: House) -> None:
+def test_requested_check_starts_one_run_of_the_version_and_its_splits(house: House) -> None:
     version = house.dataset()
     seq = request(house, version)
     (asked,) = house.tick(check_versions_again)
@@ -58,7 +58,7 @@ def test_a_requested_check_is_one_run_of_the_version_and_its_splits(house: House
     assert house.tick(check_versions_again) == []
 
 
-def test_a_prepared_version_is_checked_once_though_it_has_its_splits_and_jobs_wait_for_that(house: House) -> None:
+def test_prepared_version_is_checked_once_and_its_jobs_wait_for_the_check(house: House) -> None:
     raw = house.dataset()
     lineage = {"parent_datasets": [raw.reference], "transform": {"filter": {"dedup": True}}}
     house.tick(split_new_versions)
@@ -79,7 +79,7 @@ def test_a_prepared_version_is_checked_once_though_it_has_its_splits_and_jobs_wa
     assert house.tick(split_new_versions) == []
 
 
-def test_a_version_that_was_deleted_since_holds_up_nothing(house: House) -> None:
+def test_deleted_version_does_not_block_checks_or_splits_of_others(house: House) -> None:
     gone, version = house.dataset("gone", split=False), house.dataset(split=False)
     request(house, gone)
     seq = request(house, version)

@@ -36,7 +36,7 @@ def submit(house: House, **keys: str) -> JobRecord:
     return submit_command(house.plane.database, house.plane.store, asked, "ann", "default")
 
 
-def test_it_starts_once_in_the_partition_of_its_id(house: House) -> None:
+def test_command_job_starts_once_in_the_partition_of_its_id(house: House) -> None:
     job = submit(house)
     (request,) = house.tick(start_submitted_jobs)
     assert (request.run_key, request.partition_key, keys(request)) == (job.id, job.id, ["jobs/command"])
@@ -47,7 +47,7 @@ def test_it_starts_once_in_the_partition_of_its_id(house: House) -> None:
 
 
 @pytest.mark.parametrize("ended", ["cancelled", "failed", "completed"])
-def test_one_that_has_ended_is_not_started(house: House, ended: str) -> None:
+def test_ended_command_job_is_not_started(house: House, ended: str) -> None:
     job = submit(house)
     if ended == "cancelled":
         house.plane.jobs.cancel(job.id)
@@ -58,7 +58,7 @@ def test_one_that_has_ended_is_not_started(house: House, ended: str) -> None:
     assert house.tick(start_submitted_jobs) == []
 
 
-def test_training_beside_it_starts_as_before(house: House) -> None:
+def test_training_job_starts_alongside_a_command_job(house: House) -> None:
     house.dataset()
     job = submit(house)
     house.submit("trains")
@@ -68,7 +68,7 @@ def test_training_beside_it_starts_as_before(house: House) -> None:
 @pytest.mark.parametrize(
     ("type", "saved", "late_at"), [("training", False, 91), ("training", True, 121), ("eval", True, 121)]
 )
-def test_one_whose_checkpoints_stay_away_is_told_of_once(house: House, type: str, saved: bool, late_at: int) -> None:
+def test_stale_checkpoint_of_a_command_job_is_reported_once(house: House, type: str, saved: bool, late_at: int) -> None:
     """A training run's were, and a command went on for days that had nothing to go on from."""
     job = submit(house, type=type)
     house.plane.jobs.start(job.id)
@@ -85,7 +85,7 @@ def test_one_whose_checkpoints_stay_away_is_told_of_once(house: House, type: str
     assert len(stale_events(house, job)) == 1
 
 
-def test_its_time_is_from_when_it_ran_and_the_sensor_looks_at_it(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_age_counts_running_time_and_not_queue_time(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """It had waited for its GPUs for a day, and has run for a minute of the hour and a half."""
     job = submit(house, type="training")
     house.plane.jobs.start(job.id)
@@ -100,7 +100,7 @@ def test_its_time_is_from_when_it_ran_and_the_sensor_looks_at_it(house: House, m
 
 
 @pytest.mark.parametrize(("type", "seconds"), [("training", 0.0), ("eval", 1.0)])
-def test_one_that_waits_for_gpus_or_has_nothing_to_save_is_not_late(house: House, type: str, seconds: float) -> None:
+def test_waiting_or_checkpointless_command_job_is_not_reported_stale(house: House, type: str, seconds: float) -> None:
     job = submit(house, type=type)
     house.plane.jobs.start(job.id)
     write_usage(house.plane.store, f"s3://hanzo-ml/runs/{job.id}", Usage(seconds=seconds))
@@ -114,7 +114,7 @@ def stale_events(house: House, job: JobRecord) -> list[Event]:
         return [event for event in read_after(connection, 0, ["job.checkpoint_stale"]) if event.key == job.id]
 
 
-def test_one_that_completed_is_not_evaluated(house: House) -> None:
+def test_completed_command_job_is_not_evaluated(house: House) -> None:
     job = submit(house)
     house.plane.jobs.start(job.id)
     house.complete(job.id)
@@ -133,7 +133,7 @@ def dagster_run(house: House, job: JobRecord, status: dg.DagsterRunStatus, **tag
     return run
 
 
-def test_the_run_of_a_cancelled_one_is_ended(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_of_a_cancelled_command_job_is_cancelled(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     job = submit(house)
     run = dagster_run(house, job, dg.DagsterRunStatus.STARTED)
     house.plane.jobs.cancel(job.id)
@@ -143,7 +143,7 @@ def test_the_run_of_a_cancelled_one_is_ended(house: House, monkeypatch: pytest.M
     assert cancelled == [run.run_id]
 
 
-def test_one_whose_worker_died_goes_on_in_a_new_run(house: House) -> None:
+def test_command_job_whose_worker_died_is_retried_in_a_new_run(house: House) -> None:
     job = submit(house)
     run = dagster_run(house, job, dg.DagsterRunStatus.FAILURE)
     assert can_retry_dead_worker(run)
@@ -151,7 +151,7 @@ def test_one_whose_worker_died_goes_on_in_a_new_run(house: House) -> None:
     assert (request.partition_key, keys(request)) == (job.id, ["jobs/command"])
 
 
-def test_one_whose_run_failed_for_good_has_failed(house: House) -> None:
+def test_command_job_fails_when_its_run_failed_permanently(house: House) -> None:
     job = submit(house)
     house.plane.jobs.start(job.id)
     run = dagster_run(house, job, dg.DagsterRunStatus.FAILURE, **{FAILURE_REASON_TAG: "STEP_FAILURE"})
@@ -160,7 +160,7 @@ def test_one_whose_run_failed_for_good_has_failed(house: House) -> None:
     assert found.status == "failed" and run.run_id in found.reason
 
 
-def test_one_that_was_launched_again_by_hand_and_failed_again_has_failed(house: House) -> None:
+def test_command_job_relaunched_manually_fails_when_its_run_fails_again(house: House) -> None:
     """It has the tags of the first, and what was decided of that: nobody told its job, and another sensor began it anew."""
     job = submit(house)
     first = dagster_run(house, job, dg.DagsterRunStatus.FAILURE, **{FAILURE_REASON_TAG: "STEP_FAILURE"})

@@ -83,7 +83,9 @@ def split(house: House, version: DatasetVersion, error: Exception, **tags: str) 
 
 
 @CASES
-def test_a_version_is_split_where_the_store_was_away(house: House, error: Exception, tried: int, again: bool) -> None:
+def test_split_failed_by_storage_outage_is_retried_up_to_the_limit(
+    house: House, error: Exception, tried: int, again: bool
+) -> None:
     version = house.dataset(split=False)
     run = split(house, version, error, **{RETRIES_TAG: str(tried)})
     requests = house.tick(retry_dead_runs)
@@ -95,7 +97,9 @@ def test_a_version_is_split_where_the_store_was_away(house: House, error: Except
 
 
 @CASES
-def test_a_preparation_goes_on_where_the_store_was_away(house: House, error: Exception, tried: int, again: bool) -> None:
+def test_preparation_failed_by_storage_outage_is_retried_up_to_the_limit(
+    house: House, error: Exception, tried: int, again: bool
+) -> None:
     asked = house.plane.jobs.submit(name="p", config={}, user="u", organization="default", type=PREPARATION)
     house.plane.jobs.start(asked.id)
     run = fail(house, [PREPARED], error, **{PREPARATION_TAG: asked.id, RETRIES_TAG: str(tried)})
@@ -108,7 +112,7 @@ def test_a_preparation_goes_on_where_the_store_was_away(house: House, error: Exc
     assert (run in job.reason) != again
 
 
-def test_a_preparation_that_was_cancelled_meanwhile_does_not_go_on(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancelled_preparation_is_not_retried(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = house.plane.jobs.submit(name="p", config={}, user="u", organization="default", type=PREPARATION)
     fail(house, [PREPARED], StoreUnavailable("no answer"), **{PREPARATION_TAG: asked.id})
     with monkeypatch.context() as patched:
@@ -125,7 +129,7 @@ def test_a_split_waits_before_it_is_tried_again(house: House, monkeypatch: pytes
     assert house.tick(retry_dead_runs) == []
 
 
-def test_a_version_that_is_split_again_already_is_not_split_twice(house: House) -> None:
+def test_only_the_newest_failed_split_of_a_version_is_retried(house: House) -> None:
     version = house.dataset(split=False)
     split(house, version, StoreUnavailable("no answer"))
     newer = split(house, version, StoreUnavailable("no answer"))
@@ -148,9 +152,7 @@ def test_a_job_waits_while_its_data_is_tried_again_and_fails_with_it(house: Hous
     assert (job.status, last in job.reason) == ("failed", True)
 
 
-def test_a_job_on_data_that_failed_longer_ago_than_anybody_looks_fails(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_job_fails_when_its_split_failed_before_the_retry_window(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     version = house.dataset(split=False)
     run = split(house, version, StoreUnavailable("no answer"))
     for place in (sensor, retry_policy):
@@ -189,7 +191,7 @@ def test_a_failed_run_s_log_is_read_once(house: House, monkeypatch: pytest.Monke
     assert len(read) == 1
 
 
-def test_a_real_split_goes_on_once_its_store_is_back(house: House) -> None:
+def test_real_split_succeeds_on_retry_after_a_storage_outage(house: House) -> None:
     raw, plane = house.folder / "mine.jsonl", house.plane
     raw.write_bytes(b"".join(canonical_json(row) + b"\n" for row in questions(40)))
     create_version(plane.database, plane.store, name="mine", path=raw, user="u", organization="default")

@@ -54,7 +54,7 @@ __all__ = ["house", "repository"]
 # A dataset version is split.
 
 
-def test_a_look_at_the_submitted_jobs_is_a_sign_of_life(house: House) -> None:
+def test_sensor_tick_sends_a_heartbeat(house: House) -> None:
     assert house.plane.heartbeats.list() == []
     for _ in range(2):
         before = now_ms()
@@ -72,7 +72,7 @@ def test_a_new_version_is_split_once(house: House) -> None:
     assert house.tick(split_new_versions) == []
 
 
-def test_a_version_that_is_split_is_not_split_again_by_a_reset_cursor(house: House) -> None:
+def test_reset_cursor_does_not_split_a_split_version_again(house: House) -> None:
     version = house.dataset(split=False)
     (first,) = house.tick(split_new_versions)
     house.reset()
@@ -107,7 +107,7 @@ def test_a_submitted_job_starts_once_in_the_partition_of_its_run(house: House) -
 
 
 @pytest.mark.parametrize("ended", ["running", "completed", "failed", "cancelled"])
-def test_a_reset_cursor_starts_nothing_that_was_started_or_has_ended(house: House, ended: str) -> None:
+def test_reset_cursor_does_not_restart_started_or_ended_jobs(house: House, ended: str) -> None:
     house.dataset()
     house.submit("job-1")
     house.tick(start_submitted_jobs)
@@ -125,7 +125,7 @@ def test_a_reset_cursor_starts_nothing_that_was_started_or_has_ended(house: Hous
 
 
 @pytest.mark.requirement("A8")
-def test_a_job_waits_for_its_splits_and_says_so_and_then_starts(house: House) -> None:
+def test_job_waits_for_its_splits_with_a_reason_and_then_starts(house: House) -> None:
     version = house.dataset(split=False)
     house.submit("job-1")
     assert house.tick(start_submitted_jobs) == []
@@ -136,7 +136,7 @@ def test_a_job_waits_for_its_splits_and_says_so_and_then_starts(house: House) ->
     assert request.run_key == "job-1"
 
 
-def test_a_job_whose_run_stands_in_the_queue_says_that_it_waits_for_its_turn(house: House) -> None:
+def test_job_shows_that_its_run_waits_in_the_dagster_queue(house: House) -> None:
     """It was queued for no reason, for as long as another one trained."""
     house.dataset()
     house.submit("job-1")
@@ -157,7 +157,7 @@ def test_a_job_whose_run_stands_in_the_queue_says_that_it_waits_for_its_turn(hou
     assert house.plane.jobs.read("job-1").reason == ""
 
 
-def test_a_waiting_job_does_not_hold_up_those_after_it(house: House) -> None:
+def test_waiting_job_does_not_block_later_jobs(house: House) -> None:
     house.dataset()
     unsplit = house.dataset("other", split=False)
     house.submit("first")
@@ -174,7 +174,7 @@ def test_a_waiting_job_does_not_hold_up_those_after_it(house: House) -> None:
     assert [request.run_key for request in house.tick(start_submitted_jobs)] == ["new"]
 
 
-def test_one_job_that_waits_does_not_hold_up_however_many_after_it(house: House) -> None:
+def test_waiting_job_does_not_block_a_job_behind_many_ended_ones(house: House) -> None:
     house.dataset()
     house.dataset("other", split=False)
     house.submit("waits", dataset="other@1")
@@ -196,7 +196,7 @@ def test_a_job_of_an_unknown_model_fails_with_a_reason_that_says_what_to_do(hous
     assert job.reason == "there is no model definition 'nobody': add hanzo_ml_assets/defs/nobody/defs.yaml"
 
 
-def test_a_job_that_misspells_a_model_is_told_the_one_that_was_meant(house: House) -> None:
+def test_job_with_a_misspelled_model_fails_with_a_suggestion(house: House) -> None:
     house.dataset()
     house.submit("job-1", model="ellarin-asistant")
     assert house.tick(start_submitted_jobs) == []
@@ -211,7 +211,7 @@ def test_a_job_of_an_unknown_dataset_fails_with_a_reason_that_says_what_to_do(ho
 
 
 @pytest.mark.parametrize("split", [True, False])
-def test_a_job_that_names_no_dataset_has_the_version_of_when_it_was_looked_at(house: House, split: bool) -> None:
+def test_job_without_dataset_pins_the_current_version(house: House, split: bool) -> None:
     """It may wait for hours: neither a newer version takes its place, nor is it deleted under the job."""
     pinned = house.dataset(split=split)
     house.submit("job-1")
@@ -223,7 +223,7 @@ def test_a_job_that_names_no_dataset_has_the_version_of_when_it_was_looked_at(ho
         delete_version(house.plane.database, house.plane.store, pinned.id, "ann")
 
 
-def test_a_job_of_the_sandbox_starts_there(house: House) -> None:
+def test_sandbox_job_starts_in_the_sandbox_partition(house: House) -> None:
     house.dataset("mine")
     house.submit("job-1", model="sandbox", name="my-model", dataset="mine@1")
     (request,) = house.tick(start_submitted_jobs)
@@ -231,7 +231,7 @@ def test_a_job_of_the_sandbox_starts_there(house: House) -> None:
     assert house.instance.has_dynamic_partition("sandbox-runs", "job-1")
 
 
-def test_a_job_of_the_sandbox_does_not_get_round_the_gate_of_a_definition(house: House) -> None:
+def test_sandbox_job_named_like_a_definition_fails(house: House) -> None:
     """Its version is registered under the job's name: the definition's own, judged by the sandbox's gate."""
     house.dataset("mine")
     house.submit("job-1", model="sandbox", name=MODEL, dataset="mine@1")
@@ -240,7 +240,7 @@ def test_a_job_of_the_sandbox_does_not_get_round_the_gate_of_a_definition(house:
     assert (job.status, f"submit it with --model {MODEL}" in job.reason) == ("failed", True), job.reason
 
 
-def test_one_that_had_begun_before_its_name_was_a_definition_s_goes_on(house: House) -> None:
+def test_resumed_sandbox_job_named_like_a_definition_still_starts(house: House) -> None:
     """No job can be renamed: its checkpoints would have been of no use any more."""
     house.dataset("mine")
     house.submit("job-1", model="sandbox", name=MODEL, dataset="mine@1")
@@ -252,7 +252,7 @@ def test_one_that_had_begun_before_its_name_was_a_definition_s_goes_on(house: Ho
     assert keys(request) == ["models/sandbox/checkpoint"]
 
 
-def test_what_the_sensor_asks_for_can_be_run(house: House) -> None:
+def test_requested_asset_selection_exists_in_the_graph(house: House) -> None:
     """The selection of a request is one that Dagster finds in the graph."""
     house.dataset(split=False)
     house.dataset("mine")
@@ -281,7 +281,7 @@ def test_a_completed_job_is_evaluated_registered_and_exported_once(house: House)
     assert house.tick(evaluate_completed_jobs) == []
 
 
-def test_a_reset_cursor_evaluates_nothing_that_was_exported(house: House) -> None:
+def test_reset_cursor_does_not_reevaluate_exported_versions(house: House) -> None:
     house.submit("job-1")
     house.complete("job-1")
     house.register("job-1", exported=False)
@@ -294,7 +294,7 @@ def test_a_reset_cursor_evaluates_nothing_that_was_exported(house: House) -> Non
     assert house.tick(evaluate_completed_jobs) == []
 
 
-def test_a_sandbox_job_that_was_exported_under_its_own_name_is_not_evaluated_again(house: House) -> None:
+def test_exported_sandbox_job_is_not_evaluated_again(house: House) -> None:
     house.submit("job-1", model="sandbox", name="my-model")
     house.complete("job-1")
     house.register("job-1", "my-model")
@@ -324,13 +324,13 @@ def test_a_promotion_to_production_is_deployed_once(house: House) -> None:
     assert house.tick(deploy_promotions) == []
 
 
-def test_another_stage_deploys_nothing(house: House) -> None:
+def test_promotion_to_another_stage_deploys_nothing(house: House) -> None:
     house.register("run-1")
     house.promote(1, stage="archived")
     assert house.tick(deploy_promotions) == []
 
 
-def test_a_client_s_pointer_in_production_deploys_nothing_and_holds_nothing_up(house: House) -> None:
+def test_client_version_in_production_is_not_deployed_and_does_not_block_others(house: House) -> None:
     RegisteredModels(house.plane.database).create(model_key(MODEL))
     house.plane.registry.create(model_key(MODEL), ClientVersion(source="runs:/elsewhere/model", created_by="ann"))
     house.promote(1)
@@ -339,7 +339,7 @@ def test_a_client_s_pointer_in_production_deploys_nothing_and_holds_nothing_up(h
     assert [request.run_key for request in house.tick(deploy_promotions)] == [f"deploy-{seq}"]
 
 
-def test_a_promotion_of_what_was_deleted_since_is_passed_over(house: House) -> None:
+def test_promotion_of_a_deleted_version_is_skipped(house: House) -> None:
     for run in ("run-1", "run-2"):
         house.register(run)
     house.promote(1)
@@ -348,7 +348,7 @@ def test_a_promotion_of_what_was_deleted_since_is_passed_over(house: House) -> N
     assert [request.run_key for request in house.tick(deploy_promotions)] == [f"deploy-{seq}"]
 
 
-def test_what_left_production_is_withdrawn_once_the_engine_answers(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_undeployed_version_is_withdrawn_when_the_engine_is_reachable(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_port()
     monkeypatch.setenv("HANZO_ML_ENGINE_PORT", str(port))
     house.plane.database.close()
@@ -376,7 +376,7 @@ def test_what_left_production_is_withdrawn_once_the_engine_answers(house: House,
 
 
 @pytest.mark.parametrize("status", ["serving", "failed"])
-def test_a_reset_cursor_deploys_nothing_that_was_deployed(house: House, status: str) -> None:
+def test_reset_cursor_does_not_redeploy(house: House, status: str) -> None:
     house.register("run-1")
     seq = house.promote(1)
     house.tick(deploy_promotions)
@@ -385,7 +385,7 @@ def test_a_reset_cursor_deploys_nothing_that_was_deployed(house: House, status: 
     assert house.tick(deploy_promotions) == []
 
 
-def test_a_deployment_that_a_kill_cut_off_is_asked_for_again_under_the_same_key(house: House) -> None:
+def test_interrupted_deployment_is_requested_again_under_the_same_run_key(house: House) -> None:
     house.register("run-1")
     seq = house.promote(1)
     (first,) = house.tick(deploy_promotions)
@@ -395,7 +395,7 @@ def test_a_deployment_that_a_kill_cut_off_is_asked_for_again_under_the_same_key(
     assert again.run_key == first.run_key
 
 
-def test_of_two_promotions_only_the_one_that_holds_is_deployed(house: House) -> None:
+def test_only_the_latest_of_two_promotions_is_deployed(house: House) -> None:
     for run in ("run-1", "run-2"):
         house.register(run)
     house.promote(1)
@@ -403,7 +403,7 @@ def test_of_two_promotions_only_the_one_that_holds_is_deployed(house: House) -> 
     assert [request.run_key for request in house.tick(deploy_promotions)] == [f"deploy-{second}"]
 
 
-def test_going_back_to_an_earlier_version_is_a_deployment_of_its_own(house: House) -> None:
+def test_rollback_to_an_earlier_version_is_a_new_deployment(house: House) -> None:
     for run in ("run-1", "run-2"):
         house.register(run)
     for number in (1, 2):
@@ -416,7 +416,7 @@ def test_going_back_to_an_earlier_version_is_a_deployment_of_its_own(house: Hous
 
 
 @pytest.mark.parametrize(("steps", "status"), [(("checkpoint",), "failed"), (("merged", "gguf"), "completed")])
-def test_a_run_that_failed_for_good_is_told_once(house: House, steps: tuple[str, ...], status: str) -> None:
+def test_permanently_failed_run_is_reported_once(house: House, steps: tuple[str, ...], status: str) -> None:
     house.submit("job-1")
     house.plane.jobs.start("job-1") if status == "failed" else house.complete("job-1")
     run = house.instance.get_run_by_id(failed_run(house, steps, "job-1"))
@@ -432,7 +432,7 @@ def test_a_run_that_failed_for_good_is_told_once(house: House, steps: tuple[str,
 
 
 @pytest.mark.parametrize("failed", ["older", "newer"])
-def test_a_failed_run_says_nothing_while_another_goes_on(house: House, failed: str) -> None:
+def test_failed_run_does_not_fail_a_job_that_another_run_serves(house: House, failed: str) -> None:
     house.submit("job-1")
     house.plane.jobs.start("job-1")
     other = dg.DagsterRunStatus.STARTED if failed == "newer" else dg.DagsterRunStatus.FAILURE
@@ -443,7 +443,7 @@ def test_a_failed_run_says_nothing_while_another_goes_on(house: House, failed: s
     assert house.plane.jobs.read("job-1").status == "running"
 
 
-def test_a_failed_run_whose_job_is_no_more_keeps_no_other_from_its_reason(house: House) -> None:
+def test_failed_run_of_a_missing_job_does_not_block_others(house: House) -> None:
     for job in ("job-1", "job-2"):
         house.submit(job)
         house.plane.jobs.start(job)
@@ -456,7 +456,7 @@ def test_a_failed_run_whose_job_is_no_more_keeps_no_other_from_its_reason(house:
 # A cancelled job is stopped.
 
 
-def test_a_cancelled_job_that_has_no_run_yet_is_passed_over(house: House) -> None:
+def test_cancelled_job_without_run_is_skipped(house: House) -> None:
     house.submit("job-1")
     house.plane.jobs.cancel("job-1")
     assert house.tick(stop_cancelled_jobs) == []
@@ -467,13 +467,13 @@ def test_a_cancelled_job_that_has_no_run_yet_is_passed_over(house: House) -> Non
 
 
 @pytest.mark.parametrize("cursor", [None, "", "0", "not a number"])
-def test_a_fresh_or_spoiled_cursor_begins_at_the_first_event(house: House, cursor: str | None) -> None:
+def test_missing_or_invalid_cursor_starts_at_the_first_event(house: House, cursor: str | None) -> None:
     house.dataset(split=False)
     house.cursors = {split_new_versions.name: cursor}
     assert len(house.tick(split_new_versions)) == 1
 
 
-def test_one_whose_model_was_renamed_since_is_not_evaluated_once_more(house: House) -> None:
+def test_job_whose_model_was_renamed_is_not_evaluated_again(house: House) -> None:
     house.submit("job-1")
     house.complete("job-1")
     house.register("job-1")
@@ -481,7 +481,7 @@ def test_one_whose_model_was_renamed_since_is_not_evaluated_once_more(house: Hou
     assert house.tick(evaluate_completed_jobs) == []
 
 
-def test_a_cursor_never_goes_back_when_nothing_is_new(house: House) -> None:
+def test_cursor_never_moves_backwards_without_new_events(house: House) -> None:
     sensors = (split_new_versions, evaluate_completed_jobs, deploy_promotions, stop_cancelled_jobs)
     with house.plane.database.write() as connection:
         newest = emit(connection, "models", "model.updated", "m", {})
@@ -494,7 +494,7 @@ def test_a_cursor_never_goes_back_when_nothing_is_new(house: House) -> None:
 
 @pytest.mark.requirement("Y5", "Y7")
 @pytest.mark.slow
-def test_a_running_job_is_watched_and_each_thing_told_once(house: House) -> None:
+def test_recovery_events_and_stalls_of_a_running_job_are_reported_once(house: House) -> None:
     """Its program healed something, then it falls silent: one event and one tag for each, over any number of looks."""
     house.submit("run-1")
     house.plane.jobs.start("run-1")
@@ -554,7 +554,7 @@ def test_a_job_that_waits_for_gpus_is_not_stalled(house: House) -> None:
 
 
 @pytest.mark.parametrize("spoilt", ["record", "checkpoint", "incidents"])
-def test_one_job_that_cannot_be_looked_at_keeps_nobody_from_the_others(
+def test_unreadable_training_record_does_not_block_watching_other_jobs(
     house: House, monkeypatch: pytest.MonkeyPatch, spoilt: str
 ) -> None:
     """Its record is of another release, or retention took the checkpoint that was just listed: nobody else's was seen."""
@@ -598,7 +598,7 @@ def test_one_job_that_cannot_be_looked_at_keeps_nobody_from_the_others(
         ({"interval": "2h"}, {}, 180),
     ],
 )
-def test_a_checkpoint_is_late_by_the_interval_that_the_job_has(
+def test_checkpoint_is_reported_late_after_one_and_a_half_of_the_jobs_interval(
     house: House, policy: dict[str, Any], schedule: dict[str, Any], minutes: int
 ) -> None:
     """Once and a half: an hour's, or 20 minutes' where its nodes may be taken away. One without a manifest is none."""
@@ -645,7 +645,7 @@ def test_a_checkpoint_is_late_by_the_interval_that_the_job_has(
         ("deploying", MAX_RETRIES, 0, 0),
     ],
 )
-def test_a_deployment_that_stopped_half_way_is_tried_again_and_one_that_was_decided_is_not(
+def test_interrupted_deployment_is_retried_and_a_decided_one_is_not(
     house: House, monkeypatch: pytest.MonkeyPatch, status: str, before: int, pause: int, tried: int
 ) -> None:
     """The store was away while the weights were fetched, or the database as it began or when the engine had swapped them."""
@@ -659,7 +659,7 @@ def test_a_deployment_that_stopped_half_way_is_tried_again_and_one_that_was_deci
     assert [(request.partition_key, request.tags[RETRIED_RUN_TAG]) for request in requests] == [("job-1", run)] * tried
 
 
-def test_a_training_that_was_launched_in_dagster_is_listed_while_it_waits_and_begins_once(house: House) -> None:
+def test_training_launched_in_dagster_is_listed_as_queued_and_starts_once(house: House) -> None:
     """It was no job until its run had begun, hours later."""
     house.dataset()
     click(house, "clicked", {"parameters": {"max_steps": 3}})
@@ -677,7 +677,7 @@ def test_a_training_that_was_launched_in_dagster_is_listed_while_it_waits_and_be
     assert house.plane.jobs.start("clicked").status == "running"
 
 
-def test_a_training_whose_run_is_deleted_in_dagster_s_queue_waits_no_longer(house: House) -> None:
+def test_training_fails_when_its_queued_run_is_deleted_in_dagster(house: House) -> None:
     run = click(house, "clicked", {})
     house.tick(list_clicked_runs)
     house.instance.delete_run(run.run_id)
@@ -686,7 +686,7 @@ def test_a_training_whose_run_is_deleted_in_dagster_s_queue_waits_no_longer(hous
     assert job.status == "failed" and "its run was deleted in Dagster" in job.reason
 
 
-def test_a_training_that_is_terminated_in_dagster_s_queue_is_cancelled(house: House) -> None:
+def test_training_is_cancelled_when_its_queued_run_is_terminated_in_dagster(house: House) -> None:
     run = click(house, "clicked", {})
     house.tick(list_clicked_runs)
     house.instance.report_run_canceled(run)

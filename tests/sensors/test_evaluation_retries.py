@@ -62,7 +62,9 @@ def trained(house: House, monkeypatch: pytest.MonkeyPatch) -> House:
     ],
     ids=["killed", "store-away", "too-often", "users"],
 )
-def test_it_is_tried_again_where_the_machine_is_to_blame(trained: House, error: Exception, tried: int, again: bool) -> None:
+def test_evaluation_failed_by_infrastructure_is_retried_up_to_the_limit(
+    trained: House, error: Exception, tried: int, again: bool
+) -> None:
     run = evaluate(trained, error, **{RETRIES_TAG: str(tried), PRIORITY_TAG: "1"})
     requests = trained.tick(retry_dead_runs)
     assert [request.tags[PRIORITY_TAG] for request in requests] == ["1"] * again
@@ -90,7 +92,7 @@ def test_only_the_reason_decides_whether_an_evaluation_is_retried(trained: House
 
 
 @pytest.mark.parametrize("reason", ExitReason)
-def test_a_failed_job_raises_its_reason_and_bad_configuration_its_own_words(commands: Commands, reason: ExitReason) -> None:
+def test_failed_observation_becomes_the_exception_for_its_exit_reason(commands: Commands, reason: ExitReason) -> None:
     problem = failure(commands.job(""), Observation(Phase.FAILED, 12, "killed: no space left", reason))
     if reason is ExitReason.BAD_CONFIGURATION:
         assert isinstance(problem, BadConfiguration) and str(problem) == "killed: no space left"
@@ -100,11 +102,11 @@ def test_a_failed_job_raises_its_reason_and_bad_configuration_its_own_words(comm
 
 
 @pytest.mark.parametrize(("attempt", "counted"), [(1, "after 1 attempt:"), (2, "after 2 attempts:")])
-def test_attempts_are_counted_in_words(commands: Commands, attempt: int, counted: str) -> None:
+def test_failure_message_counts_attempts_in_words(commands: Commands, attempt: int, counted: str) -> None:
     assert counted in str(failure(commands.job(""), Observation(Phase.FAILED, attempt, "no", ExitReason.PROGRAM_ERROR)))
 
 
-def test_export_given_up_is_the_version_s_failure(trained: House) -> None:
+def test_abandoned_export_marks_the_version_failed(trained: House) -> None:
     """Also where its worker died, which could record nothing."""
     with trained.plane.database.write() as connection:
         made = trained.plane.registry.register(connection, model(), registration("job-1"), {"adapter": artifact("adapter")})

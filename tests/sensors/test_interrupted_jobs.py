@@ -75,7 +75,7 @@ def test_the_program_of_a_dead_worker_ends_with_its_job(house: House, program: P
 
 
 @pytest.mark.parametrize("status", [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING])
-def test_a_program_that_is_followed_is_its_follower_s_to_end(
+def test_program_with_a_live_worker_is_left_for_the_worker_to_stop(
     house: House, program: Path, status: dg.DagsterRunStatus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It gives it the time to save a checkpoint, and its log goes on until then."""
@@ -89,7 +89,9 @@ def test_a_program_that_is_followed_is_its_follower_s_to_end(
 
 
 @pytest.mark.parametrize(("alive", "status"), [(True, dg.DagsterRunStatus.CANCELING), (False, CANCELED)])
-def test_a_run_whose_worker_dies_as_it_ends_has_ended(house: House, alive: bool, status: dg.DagsterRunStatus) -> None:
+def test_run_whose_worker_died_while_cancelling_is_marked_ended(
+    house: House, alive: bool, status: dg.DagsterRunStatus
+) -> None:
     """Who had resumed its job waited for five minutes for a worker that was not there any more."""
     house.submit("job-1")
     house.plane.jobs.cancel("job-1")
@@ -105,7 +107,7 @@ def test_a_run_whose_worker_dies_as_it_ends_has_ended(house: House, alive: bool,
     assert found is not None and found.status == status
 
 
-def test_a_program_that_does_not_heed_it_is_killed_when_its_grace_is_over(house: House) -> None:
+def test_program_ignoring_sigterm_is_killed_after_its_grace_period(house: House) -> None:
     compute = house.plane.compute
     assert isinstance(compute, LocalCompute)
     for folder in working(house, [sys.executable, "-c", STUBBORN]):
@@ -121,7 +123,7 @@ def test_a_program_that_does_not_heed_it_is_killed_when_its_grace_is_over(house:
         assert ends(folder)
 
 
-def test_a_resumed_job_waits_for_the_program_that_its_dead_worker_left(house: House, program: Path) -> None:
+def test_resumed_job_waits_for_the_orphaned_program_to_end(house: House, program: Path) -> None:
     """It would attach to it, and go on where it was not sent back to."""
     house.dataset()
     house.submit("job-1")
@@ -135,7 +137,7 @@ def test_a_resumed_job_waits_for_the_program_that_its_dead_worker_left(house: Ho
     assert request.run_key == "job-1-1"
 
 
-def test_its_own_program_is_not_taken_for_one_that_was_left(house: House, program: Path) -> None:
+def test_program_of_the_resumed_run_is_not_mistaken_for_an_orphan(house: House, program: Path) -> None:
     house.dataset()
     house.submit("job-1")
     house.plane.jobs.cancel("job-1")
@@ -150,7 +152,7 @@ def retried(house: House) -> list[str]:
     return [str(request.partition_key) for request in house.tick(retry_dead_runs)]
 
 
-def test_a_dead_run_goes_on_once_but_for_a_job_that_was_cancelled(house: House) -> None:
+def test_dead_run_is_retried_once_unless_its_job_was_cancelled(house: House) -> None:
     for job in ("runs", "cancelled", "resumed", "completed", "goes-on"):
         house.submit(job)
         house.plane.jobs.start(job)
@@ -166,7 +168,7 @@ def test_a_dead_run_goes_on_once_but_for_a_job_that_was_cancelled(house: House) 
 
 
 @pytest.mark.parametrize(("saved", "retries"), [(False, "20"), (True, "1")])
-def test_a_run_dies_in_vain_where_its_program_saved_nothing_since(house: House, saved: bool, retries: str) -> None:
+def test_retry_count_resets_only_after_a_new_checkpoint(house: House, saved: bool, retries: str) -> None:
     """A training of weeks failed, as its stack was ended for the twenty-first time."""
 
     def save(step: int, seconds: int) -> None:
@@ -187,7 +189,7 @@ def test_a_run_dies_in_vain_where_its_program_saved_nothing_since(house: House, 
     assert request.tags[RETRIES_TAG] == retries
 
 
-def test_no_run_dies_in_vain_whose_program_works_on(house: House, program: Path) -> None:
+def test_retry_count_resets_while_the_program_keeps_running(house: House, program: Path) -> None:
     house.submit("job-1")
     house.plane.jobs.start("job-1")
     run_of(house, "job-1", FAILURE, **{RETRIES_TAG: "19"})
@@ -195,7 +197,7 @@ def test_no_run_dies_in_vain_whose_program_works_on(house: House, program: Path)
     assert is_running(program) and request.tags[RETRIES_TAG] == "1"
 
 
-def test_a_dead_run_goes_on_where_the_clock_was_put_back(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_run_is_retried_after_the_clock_was_set_back(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was left until the clock had come again to when it died."""
     house.submit("job-1")
     house.plane.jobs.start("job-1")
@@ -210,7 +212,7 @@ def test_a_dead_run_goes_on_where_the_clock_was_put_back(house: House, monkeypat
     assert [request.partition_key for request in house.tick(retry_dead_runs)] == ["job-1"]
 
 
-def test_a_run_whose_worker_died_too_often_fails_its_job(house: House) -> None:
+def test_job_fails_when_its_worker_died_too_often(house: House) -> None:
     """What kills each of its workers would be begun anew for ever."""
     for job, tried in (("last", MAX_RETRIES - 1), ("often", MAX_RETRIES)):
         house.submit(job)
@@ -221,7 +223,7 @@ def test_a_run_whose_worker_died_too_often_fails_its_job(house: House) -> None:
     assert job.status == "failed" and job.reason.startswith("its run failed: its worker died (run ")
 
 
-def test_a_run_that_fails_before_its_job_begins_leaves_none_queued(house: House) -> None:
+def test_job_fails_when_its_run_failed_before_starting_it(house: House) -> None:
     house.submit("job-1")
     run = run_of(house, "job-1", FAILURE, **{FAILURE_REASON_TAG: "STEP_FAILURE"})
     assert retried(house) == []
@@ -233,7 +235,7 @@ def test_a_run_that_fails_before_its_job_begins_leaves_none_queued(house: House)
 
 
 @pytest.mark.parametrize("started", [True, False])
-def test_who_terminates_a_run_in_dagster_cancels_its_job(house: House, started: bool) -> None:
+def test_terminating_a_run_in_dagster_cancels_its_job(house: House, started: bool) -> None:
     house.submit("job-1")
     if started:
         house.plane.jobs.start("job-1")
@@ -249,7 +251,7 @@ def test_who_terminates_a_run_in_dagster_cancels_its_job(house: House, started: 
     assert house.plane.jobs.read("job-1").status == "cancelled"
 
 
-def test_a_job_that_another_run_works_for_is_not_cancelled(house: House) -> None:
+def test_terminated_run_does_not_cancel_a_job_that_another_run_serves(house: House) -> None:
     for job in ("retried", "completed", "never-started"):
         house.submit(job)
     house.plane.jobs.start("retried")
@@ -263,7 +265,7 @@ def test_a_job_that_another_run_works_for_is_not_cancelled(house: House) -> None
 
 
 @pytest.mark.parametrize("end", [dg.DagsterEventType.RUN_FAILURE, dg.DagsterEventType.RUN_CANCELED])
-def test_a_job_ends_with_a_run_that_was_in_the_queue_as_it_was_resumed(house: House, end: dg.DagsterEventType) -> None:
+def test_resumed_job_ends_with_a_run_queued_before_the_resume(house: House, end: dg.DagsterEventType) -> None:
     """Somebody launched a failed training again in the Dagster UI, and resumed its job as well: it was running for ever."""
     house.submit("job-1")
     house.plane.jobs.fail("job-1", "no room")

@@ -43,7 +43,7 @@ def delete_parent(house: House, search: Search, what: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["run", "experiment"])
-def test_a_sweep_whose_run_is_deleted_ends_and_says_so(house: House, what: str) -> None:
+def test_sweep_whose_run_is_deleted_is_cancelled_with_the_reason(house: House, what: str) -> None:
     search = Search(house, max_concurrent_trials=3)
     search.look()
     search.complete(0, 0.5)
@@ -68,7 +68,7 @@ def test_a_sweep_whose_run_is_deleted_can_be_cancelled(house: House, what: str) 
     assert search.statuses() == ["completed", "cancelled"]
 
 
-def test_trials_stay_beside_their_parent_when_the_experiment_is_renamed(house: House) -> None:
+def test_trials_stay_in_the_parents_experiment_when_it_is_renamed(house: House) -> None:
     search = Search(house)
     runs = Runs(house.plane.database)
     parent = runs.get(search.id)
@@ -77,7 +77,7 @@ def test_trials_stay_beside_their_parent_when_the_experiment_is_renamed(house: H
     assert {runs.get(trial.job_id).experiment_id for trial in search.trials} == {parent.experiment_id}
 
 
-def test_what_has_ended_when_a_sweep_is_cancelled_keeps_how(house: House) -> None:
+def test_ended_trials_keep_their_status_when_the_sweep_is_cancelled(house: House) -> None:
     search = Search(house, max_trials=4, max_concurrent_trials=4)
     search.look()
     search.complete(0, 0.5)
@@ -103,7 +103,7 @@ def stop_early(search: Search, number: int, value: float) -> None:
     assert search.statuses()[number] == "pruned"
 
 
-def test_the_best_trial_of_those_that_completed_is_evaluated_and_not_one_that_was_stopped_early(house: House) -> None:
+def test_best_completed_trial_is_evaluated_instead_of_a_better_pruned_one(house: House) -> None:
     search = Search(house, max_trials=2, early_stopping=EARLY)
     search.look()
     stop_early(search, 0, 0.1)
@@ -116,7 +116,7 @@ def test_the_best_trial_of_those_that_completed_is_evaluated_and_not_one_that_wa
     assert request.partition_key == search.trials[1].job_id
 
 
-def test_a_sweep_whose_trials_were_all_stopped_early_says_that_there_is_no_model(house: House) -> None:
+def test_sweep_with_only_pruned_trials_reports_that_there_is_no_model(house: House) -> None:
     search = Search(house, max_trials=1, early_stopping=EARLY)
     search.look()
     stop_early(search, 0, 0.1)
@@ -127,9 +127,7 @@ def test_a_sweep_whose_trials_were_all_stopped_early_says_that_there_is_no_model
 
 
 @pytest.mark.parametrize("ends", ["completed", "cancelled"])
-def test_a_trial_that_was_stopped_early_is_trained_to_its_end_and_evaluated_where_somebody_wants_it(
-    house: House, ends: str
-) -> None:
+def test_pruned_trial_can_be_resumed_to_its_end_and_is_evaluated(house: House, ends: str) -> None:
     """The best one had converged, and was stopped for that: the only way to a model was to train once more."""
     search = Search(house, max_trials=2, early_stopping=EARLY)
     search.look()
@@ -154,7 +152,7 @@ def test_a_trial_that_was_stopped_early_is_trained_to_its_end_and_evaluated_wher
     assert (search.statuses()[0], search.trials[0].value) == ("pruned", 0.1), "the sweep stays as it ended"
 
 
-def test_a_trial_keeps_its_place_while_its_program_trains_on_without_a_worker(house: House) -> None:
+def test_trial_keeps_its_slot_while_its_orphaned_program_runs(house: House) -> None:
     search = Search(house, max_trials=2, max_concurrent_trials=1)
     search.look()
     job = search.trials[0].job_id
@@ -170,7 +168,7 @@ def test_a_trial_keeps_its_place_while_its_program_trains_on_without_a_worker(ho
     assert search.statuses() == ["cancelled", "running"]
 
 
-def test_the_trials_of_a_sweep_whose_dataset_is_not_there_say_so(house: House) -> None:
+def test_sweep_with_a_missing_dataset_fails_with_the_reason(house: House) -> None:
     search = Search(house, base_config={"model": MODEL}, max_trials=1)
     search.look()
     assert len(search.trials) == 1
@@ -180,7 +178,7 @@ def test_the_trials_of_a_sweep_whose_dataset_is_not_there_say_so(house: House) -
     assert found.sweep.status == "failed" and "there is no dataset 'ellarin'" in found.sweep.reason
 
 
-def test_a_sweep_that_cannot_be_read_holds_up_no_other_and_hides_none(house: House) -> None:
+def test_unreadable_sweep_does_not_block_or_hide_others(house: House) -> None:
     broken, whole = Search(house), Search(house)
     with house.plane.database.write() as connection:
         row = {"id": broken.id, "config": json.dumps({"strategy": "luck"})}
@@ -189,7 +187,7 @@ def test_a_sweep_that_cannot_be_read_holds_up_no_other_and_hides_none(house: Hou
     assert [found.id for found in whole.sweeps.page("default")[0]] == [whole.id]
 
 
-def test_a_store_that_takes_no_pictures_holds_up_no_trial(house: House) -> None:
+def test_storage_failure_for_plots_does_not_block_trials(house: House) -> None:
     search = Search(house, max_trials=3, max_concurrent_trials=1)
     search.look()
     files = f"s3://hanzo-ml/runs/{search.id}"
@@ -208,7 +206,7 @@ def test_a_store_that_takes_no_pictures_holds_up_no_trial(house: House) -> None:
     assert page.count("<title>trial ") == 3
 
 
-def test_a_kill_at_any_statement_of_its_last_look_ends_a_sweep_once_and_with_its_pictures(house: House) -> None:
+def test_kill_at_any_statement_of_the_last_step_completes_the_sweep_once_with_plots(house: House) -> None:
     search = Search(house, max_trials=2)
     search.look()
     search.complete(0, 0.5)
@@ -228,7 +226,7 @@ def test_a_kill_at_any_statement_of_its_last_look_ends_a_sweep_once_and_with_its
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
-def test_a_trial_whose_objective_is_no_finite_number_has_failed(house: House, value: float) -> None:
+def test_trial_with_nonfinite_objective_fails(house: House, value: float) -> None:
     """Through the database, which keeps an infinity as the largest double."""
     search = Search(house, max_trials=1)
     search.look()
@@ -241,7 +239,7 @@ def test_a_trial_whose_objective_is_no_finite_number_has_failed(house: House, va
     assert search.statuses() == ["failed"] and "it diverged: the last 'eval/loss'" in found.trials[0].reason
 
 
-def test_trials_give_way_to_other_jobs_and_keep_the_limits_of_their_sweep(house: House) -> None:
+def test_trials_have_low_priority_and_the_schedule_of_their_sweep(house: House) -> None:
     base = sweep().base_config
     search = Search(house, base_config={**base, "schedule": {"max_duration": "2h", "preemptible": True}})
     search.look()
@@ -249,7 +247,7 @@ def test_trials_give_way_to_other_jobs_and_keep_the_limits_of_their_sweep(house:
     assert (schedule.max_duration, schedule.preemptible, schedule.priority) == ("2h", True, "low")
 
 
-def test_each_generation_of_a_population_trains_on_samples_of_its_own(house: House) -> None:
+def test_each_population_generation_uses_a_new_seed(house: House) -> None:
     pbt = {"population": 2, "generations": 2}
     search = Search(house, strategy="pbt", pbt=pbt, max_concurrent_trials=2)
     search.look()
@@ -269,7 +267,7 @@ def database(postgres_url: str) -> Iterator[Database]:
 
 @pytest.mark.parametrize("ends", ["sweep is cancelled", "trials are stopped"])
 @pytest.mark.parametrize("other", ["a job", "a trial's run", "the sweep's run"])
-def test_whoever_changes_a_job_or_run_of_a_sweep_at_the_same_time_is_waited_for_and_not_against(
+def test_concurrent_job_and_run_changes_do_not_deadlock_with_sweep_steps(
     database: Database, house: House, ends: str, other: str
 ) -> None:
     """PostgreSQL: each of two holds what the other waits for, a row and the order of events, where one takes that first."""

@@ -49,7 +49,7 @@ def reason(house: House, job: str) -> str:
 
 
 @pytest.mark.requirement("J2", "J11", "Z33")
-def test_jobs_beyond_the_places_wait_and_start_as_one_ends(limited: House) -> None:
+def test_jobs_beyond_the_quota_wait_and_start_when_one_ends(limited: House) -> None:
     first, second, third, fourth = (submit(limited, str(number)) for number in range(4))
     assert started(limited) == {first, second}
     assert reason(limited, third) == "waits for its organization's quota: 2 of 2 jobs run"
@@ -65,7 +65,7 @@ def test_jobs_beyond_the_places_wait_and_start_as_one_ends(limited: House) -> No
 
 
 @pytest.mark.requirement("J10")
-def test_nobody_passes_a_large_job_that_waits_but_one_of_higher_priority_is_next(limited: House) -> None:
+def test_waiting_large_job_is_overtaken_only_by_higher_priority(limited: House) -> None:
     small = submit(limited, "small", gpus=4, priority="low")
     assert started(limited) == {small}
     large = submit(limited, "large", gpus=16, priority="low")
@@ -78,14 +78,14 @@ def test_nobody_passes_a_large_job_that_waits_but_one_of_higher_priority_is_next
 
 
 @pytest.mark.requirement("J10", "X5")
-def test_other_organizations_are_not_held_up(limited: House) -> None:
+def test_full_quota_does_not_delay_other_organizations(limited: House) -> None:
     for number in range(3):
         submit(limited, str(number))
     others = {submit(limited, "other", "research", gpus=512), submit(limited, "default's", "default", gpus=1)}
     assert others < started(limited)
 
 
-def test_a_recipe_s_gpus_count_and_one_that_never_fits_fails_with_what_to_do(limited: House) -> None:
+def test_recipe_gpus_count_toward_the_quota_and_an_oversized_job_fails(limited: House) -> None:
     limited.dataset()
     limited.submit("lost", recipe="nowhere")  # it fails as it is started, and holds up no other
     limited.submit("fits", parameters={"hardware": {"gpus": 1}})
@@ -98,7 +98,7 @@ def test_a_recipe_s_gpus_count_and_one_that_never_fits_fails_with_what_to_do(lim
     assert never.reason.startswith("it asks for 2 GPUs, and the quota of your organization is 1: ask for fewer")
 
 
-def test_one_that_goes_on_with_more_gpus_is_counted_with_them(limited: House) -> None:
+def test_resumed_job_is_counted_with_its_new_gpu_count(limited: House) -> None:
     limited.dataset()
     on_one = {"hardware": {"gpus": 1}, "gradient_accumulation": 2}
     limited.submit("resumed", parameters=on_one, resumed={"times": 1, "gpus": 2})
@@ -106,7 +106,7 @@ def test_one_that_goes_on_with_more_gpus_is_counted_with_them(limited: House) ->
     assert limited.plane.jobs.read("resumed").status == "failed"
 
 
-def test_where_there_are_gpus_a_job_that_asks_for_none_is_counted_with_one(limited: House) -> None:
+def test_job_requesting_no_gpu_counts_as_one_on_a_gpu_machine(limited: House) -> None:
     """It gets one: two of an organization that may have one had two."""
     set_quotas(limited, QUOTAS.replace("devices: []", "devices: ['0', '1']"))
     first, second = (submit(limited, name, "default") for name in ("first", "second"))
@@ -114,7 +114,7 @@ def test_where_there_are_gpus_a_job_that_asks_for_none_is_counted_with_one(limit
     assert reason(limited, second) == "waits for its organization's quota: 1 of 1 GPU are taken, and it asks for 1"
 
 
-def test_one_whose_run_has_begun_does_not_fail_for_a_quota_that_was_lowered_since(limited: House) -> None:
+def test_started_job_survives_a_lowered_quota(limited: House) -> None:
     set_quotas(limited, QUOTAS.replace("default: {max_gpus: 1}", "default: {max_gpus: 2}"))
     job = submit(limited, "two", "default", gpus=2)
     assert started(limited) == {job}
@@ -123,7 +123,7 @@ def test_one_whose_run_has_begun_does_not_fail_for_a_quota_that_was_lowered_sinc
     assert limited.plane.jobs.read(job).status == "queued"
 
 
-def test_without_quotas_all_start(house: House) -> None:
+def test_all_jobs_start_without_quotas(house: House) -> None:
     jobs = {submit(house, str(number), gpus=512) for number in range(5)}
     requests = house.tick(start_submitted_jobs)
     assert {request.run_key for request in requests} == jobs and keys(requests[0]) == ["jobs/command"]

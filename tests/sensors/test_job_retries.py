@@ -82,7 +82,9 @@ def training(house: House, monkeypatch: pytest.MonkeyPatch) -> House:
         "program",
     ],
 )
-def test_a_run_goes_on_whose_worker_found_no_store(training: House, error: Exception, tried: int, again: bool) -> None:
+def test_run_failed_by_storage_outage_is_retried_up_to_the_limit(
+    training: House, error: Exception, tried: int, again: bool
+) -> None:
     run = train(training, error, **{RETRIES_TAG: str(tried)})
     requests = training.tick(retry_dead_runs)
     assert [(keys(request), request.partition_key) for request in requests] == [([KEY.to_user_string()], "job-1")] * again
@@ -107,7 +109,7 @@ def test_a_run_goes_on_whose_worker_found_no_store(training: House, error: Excep
     ],
     ids=["program-found-no-store", "store-away", "store-full", "database-away", "store-refuses", "store-refused-program"],
 )
-def test_a_trial_waits_for_its_store_in_its_place_however_long_that_takes(
+def test_sweep_trial_is_retried_without_limit_during_a_storage_outage(
     house: House, monkeypatch: pytest.MonkeyPatch, error: Exception, again: bool
 ) -> None:
     """A sweep lost its trials to a store that was away for hours, one after the other: none of them can be resumed."""
@@ -124,7 +126,7 @@ def test_a_trial_waits_for_its_store_in_its_place_however_long_that_takes(
     assert house.tick(retry_dead_runs) == []
 
 
-def test_a_job_s_reason_is_what_its_program_said(training: House) -> None:
+def test_job_failure_reason_is_the_programs_message(training: House) -> None:
     """It began with `resources.compute.base.JobFailed:`, which says nothing to whoever submitted it."""
     run = train(training, JobFailed("train job-1 failed after 1 attempt: KeyError: 'x'"))
     training.tick(retry_dead_runs)
@@ -132,14 +134,14 @@ def test_a_job_s_reason_is_what_its_program_said(training: House) -> None:
     assert training.plane.jobs.read("job-1").reason == f"{said} (run {run} in Dagster)"
 
 
-def test_it_waits_before_it_goes_on(training: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retry_waits_for_its_pause(training: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retries, "ERROR_RETRY_PAUSE", timedelta(hours=1))
     train(training, StoreUnavailable("no answer"))
     assert training.tick(retry_dead_runs) == []
     assert training.plane.jobs.read("job-1").status == "running"
 
 
-def test_it_does_not_go_on_with_a_job_that_was_cancelled_meanwhile(training: House) -> None:
+def test_cancelled_job_is_not_retried(training: House) -> None:
     train(training, StoreUnavailable("no answer"))
     training.plane.jobs.cancel("job-1")
     assert training.tick(retry_dead_runs) == []

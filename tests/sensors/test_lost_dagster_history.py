@@ -29,7 +29,7 @@ def look(house: House, sensor: Sensor) -> list[dg.RunRequest]:
 
 
 @pytest.mark.parametrize("type", ["training", COMMAND])
-def test_a_job_that_runs_gets_a_run_again(house: House, type: str) -> None:
+def test_running_job_without_known_run_gets_a_new_run(house: House, type: str) -> None:
     house.plane.jobs.submit(name=MODEL, config={"model": MODEL}, user="u", organization="default", id="job-1", type=type)
     house.plane.jobs.start("job-1")
     assert look(house, start_submitted_jobs) == []
@@ -38,7 +38,7 @@ def test_a_job_that_runs_gets_a_run_again(house: House, type: str) -> None:
     assert keys(request) == ["/".join(COMMANDS) if type == COMMAND else f"models/{MODEL}/checkpoint"]
 
 
-def test_a_preparation_that_runs_gets_one_too(house: House) -> None:
+def test_running_preparation_without_known_run_gets_a_new_run(house: House) -> None:
     asked = house.plane.jobs.submit(
         name="p", config={"dataset": f"{DATASET}@1"}, user="u", organization="default", type=PREPARATION
     )
@@ -50,21 +50,21 @@ def test_a_preparation_that_runs_gets_one_too(house: House) -> None:
 
 
 @pytest.mark.parametrize("status", [STARTED, FAILURE, CANCELED])
-def test_a_job_whose_run_is_known_gets_no_other(house: House, status: dg.DagsterRunStatus) -> None:
+def test_job_with_a_known_run_gets_no_other(house: House, status: dg.DagsterRunStatus) -> None:
     house.submit("job-1")
     house.plane.jobs.start("job-1")
     run_of(house, "job-1", status, **{RUN_KEY_TAG: "job-1"})
     assert look(house, go_on_with_put_back_jobs) == []
 
 
-def test_a_queued_job_is_started_once_and_by_its_own_sensor(house: House) -> None:
+def test_queued_job_is_started_only_by_its_own_sensor(house: House) -> None:
     house.dataset()
     house.submit("job-1")
     assert look(house, go_on_with_put_back_jobs) == []
     assert [request.run_key for request in look(house, start_submitted_jobs)] == ["job-1"]
 
 
-def test_what_is_done_is_not_done_again_and_what_is_left_is(house: House) -> None:
+def test_only_unfinished_work_is_requested_again(house: House) -> None:
     """A training that had no exported version held up all that completed after it: its partition was not known."""
     house.dataset()
     for job in ("job-1", "job-2"):

@@ -35,7 +35,7 @@ def lost(house: House) -> Iterator[None]:
     shutil.copy(copy, file)
 
 
-def test_what_the_database_does_not_know_of_any_more_is_done_once_more(house: House) -> None:
+def test_work_lost_by_the_restore_is_repeated_once(house: House) -> None:
     """Of two jobs that had completed, one was registered before the backup, and one after it."""
     for job in ("job-1", "job-2"):
         house.submit(job)
@@ -60,7 +60,9 @@ def run_keys(house: House, *sensors: Sensor) -> list[str | None]:
 
 
 @pytest.mark.parametrize(("status", "tags"), [(SUCCESS, {}), (FAILURE, {RETRY_TAG: NO})])
-def test_a_job_whose_run_has_ended_goes_on_once(house: House, status: dg.DagsterRunStatus, tags: dict[str, str]) -> None:
+def test_running_job_whose_run_has_ended_is_continued_once(
+    house: House, status: dg.DagsterRunStatus, tags: dict[str, str]
+) -> None:
     house.submit("job-1")
     house.plane.jobs.start("job-1")
     run = run_of(house, "job-1", status, **tags)
@@ -73,13 +75,13 @@ def test_a_job_whose_run_has_ended_goes_on_once(house: House, status: dg.Dagster
 
 
 @pytest.mark.parametrize("status", [dg.DagsterRunStatus.STARTED, FAILURE, dg.DagsterRunStatus.CANCELED])
-def test_a_job_whose_run_goes_on_or_is_yet_to_be_told_of_is_left_alone(house: House, status: dg.DagsterRunStatus) -> None:
+def test_job_with_an_active_or_unprocessed_run_is_left_alone(house: House, status: dg.DagsterRunStatus) -> None:
     house.submit("job-1")
     run_of(house, "job-1", status)
     assert house.tick(go_on_with_put_back_jobs) == []
 
 
-def test_a_run_that_is_launched_again_by_hand_gets_no_second_one_beside_it(house: House) -> None:
+def test_manually_relaunched_run_is_not_duplicated(house: House) -> None:
     """Dagster's UI gives it the tags of the one that failed: as if it had ended, and told its job."""
     house.submit("job-1")
     house.plane.jobs.start("job-1")

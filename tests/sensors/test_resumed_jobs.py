@@ -28,7 +28,7 @@ def run_keys(house: House) -> list[str | None]:
     return [request.run_key for request in house.tick(start_submitted_jobs)]
 
 
-def test_each_time_is_a_run_of_its_own(house: House) -> None:
+def test_each_resume_starts_a_separate_run(house: House) -> None:
     house.dataset()
     house.submit("job-1")
     assert run_keys(house) == ["job-1"]
@@ -41,7 +41,7 @@ def test_each_time_is_a_run_of_its_own(house: House) -> None:
         assert run_keys(house) == []
 
 
-def test_it_waits_until_what_was_cancelled_has_saved_its_checkpoint(house: House) -> None:
+def test_resumed_job_waits_until_the_cancelled_run_has_ended(house: House) -> None:
     """Two programs would write the checkpoints of one run."""
     house.dataset()
     house.submit("job-1")
@@ -59,7 +59,7 @@ def test_it_waits_until_what_was_cancelled_has_saved_its_checkpoint(house: House
     assert run_keys(house) == ["job-1-1"], "it waits for no run but those from before"
 
 
-def test_what_was_cancelled_is_ended_and_what_was_resumed_is_not(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_run_from_before_the_resume_is_cancelled(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sensor may look only when both have happened."""
     house.submit("job-1")
     old = run_of(house, "job-1", STARTED)

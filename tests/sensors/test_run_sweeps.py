@@ -76,7 +76,7 @@ def test_the_run_of_a_sweep_shows_the_best_value(house: House, direction: str, b
 
 
 @pytest.mark.parametrize(("direction", "best"), [("minimize", 0), ("maximize", 1)])
-def test_of_a_sweep_the_best_trial_alone_is_evaluated(house: House, direction: str, best: int) -> None:
+def test_only_the_best_trial_of_a_sweep_is_evaluated(house: House, direction: str, best: int) -> None:
     search = Search(house, max_trials=2, objective={"metric": "eval/loss", "direction": direction})
     search.look()
     search.complete(0, 0.5)
@@ -89,7 +89,7 @@ def test_of_a_sweep_the_best_trial_alone_is_evaluated(house: House, direction: s
     assert house.tick(evaluate_completed_jobs) == []
 
 
-def test_a_trial_that_had_stalled_before_it_trained_to_its_end_was_stopped_there(house: House) -> None:
+def test_completed_trial_is_pruned_retroactively_at_the_step_where_it_stalled(house: House) -> None:
     """Had anybody looked in time, it would have been."""
     search = Search(house, max_trials=2, early_stopping={"patience": 1, "min_delta": 0.0})
     search.look()
@@ -104,7 +104,7 @@ def test_a_trial_that_had_stalled_before_it_trained_to_its_end_was_stopped_there
     assert told["best"]["trial"] == told["best_completed"]["trial"] == 1
 
 
-def test_halving_judges_a_trial_once_by_those_that_were_at_the_rung_before_it(house: House) -> None:
+def test_halving_compares_a_trial_once_with_trials_that_reached_the_rung_earlier(house: House) -> None:
     """By the clock, and not by whom somebody looks at first; and where it logs a step again, by when it was there first."""
     search = Search(house, strategy="successive_halving", max_trials=3, max_concurrent_trials=3)
     search.look()
@@ -118,7 +118,7 @@ def test_halving_judges_a_trial_once_by_those_that_were_at_the_rung_before_it(ho
     assert search.statuses() == ["pruned", "running", "running"]
 
 
-def test_a_trial_that_stalls_is_cancelled_and_its_place_is_free_once_its_run_is_gone(house: House) -> None:
+def test_stalled_trial_is_cancelled_and_frees_its_slot_when_its_run_has_ended(house: House) -> None:
     early = {"patience": 2, "min_delta": 0.01}
     search = Search(house, max_trials=2, max_concurrent_trials=1, early_stopping=early)
     search.look()
@@ -141,7 +141,7 @@ def test_a_trial_that_stalls_is_cancelled_and_its_place_is_free_once_its_run_is_
     assert search.statuses() == ["pruned", "running"]
 
 
-def test_all_trials_of_a_sweep_that_names_no_dataset_train_on_one_version(house: House) -> None:
+def test_sweep_without_dataset_pins_one_version_for_all_trials(house: House) -> None:
     pinned = house.dataset(DATASET)
     search = Search(house, base_config={"model": MODEL}, max_trials=2, max_concurrent_trials=1)
     search.look()
@@ -159,16 +159,14 @@ def test_all_trials_of_a_sweep_that_names_no_dataset_train_on_one_version(house:
         ({"model": "zen-8b", "method": "lora", "dataset": "colours"}, "'zen-8b': did you mean 'zen-7b'?"),
     ],
 )
-def test_a_sweep_of_a_definition_that_is_not_there_fails_before_its_first_trial(
-    house: House, base: dict[str, str], words: str
-) -> None:
+def test_sweep_of_a_missing_definition_fails_before_its_first_trial(house: House, base: dict[str, str], words: str) -> None:
     """Each of fifty trials was made, and failed for it."""
     house.dataset("colours")
     found = Search(house, base_config=base).look()
     assert (found.sweep.status, found.trials) == ("failed", ()) and words in found.sweep.reason
 
 
-def test_a_sweep_of_a_base_model_whose_files_are_not_pinned_fails_before_its_first_trial(house: House) -> None:
+def test_sweep_of_an_unpinned_base_model_fails_before_its_first_trial(house: House) -> None:
     """The specification's own: fifty trials failed one after the other, each of the same."""
     house.dataset("instruction-v2")
     specified = SweepConfig.model_validate(yaml.safe_load(SPECIFIED))
@@ -182,14 +180,14 @@ def test_a_sweep_of_a_base_model_whose_files_are_not_pinned_fails_before_its_fir
     assert len(Search(house, base_config=base).look().trials) == 2
 
 
-def test_a_sweep_of_which_one_choice_alone_does_not_fit_goes_on(house: House) -> None:
+def test_sweep_with_one_invalid_choice_still_starts_its_trials(house: House) -> None:
     house.dataset(DATASET)
     base = {"model": MODEL, "distributed": {"strategy": "deepspeed_zero2", "gpus_per_node": 2, "backend": "gloo"}}
     space = {"optimizer": {"type": "choice", "values": ["adamw_8bit", "adamw"]}}  # DeepSpeed has adamw alone
     assert len(Search(house, base_config=base, search_space=space).look().trials) == 2
 
 
-def test_a_sweep_that_takes_a_definition_s_name_fails_before_its_first_trial(house: House) -> None:
+def test_sweep_named_like_a_definition_fails_before_its_first_trial(house: House) -> None:
     """Each of its trials was started, and failed for the name."""
     house.dataset()
     search = Search(house, experiment=MODEL)
@@ -201,7 +199,7 @@ def test_a_sweep_that_takes_a_definition_s_name_fails_before_its_first_trial(hou
     assert len(own.look().trials) == 2
 
 
-def test_a_member_of_a_population_starts_from_another_one_s_weights(house: House) -> None:
+def test_population_member_starts_from_the_weights_of_a_better_one(house: House) -> None:
     pbt = {"population": 3, "generations": 2}
     search = Search(house, strategy="pbt", pbt=pbt, max_concurrent_trials=3)
     search.look()
@@ -231,7 +229,7 @@ def test_a_cancelled_sweep_starts_nothing_more_and_its_jobs_are_stopped(house: H
     assert house.tick(stop_cancelled_jobs) == []
 
 
-def test_a_trial_whose_job_a_user_cancels_ends_alone(house: House) -> None:
+def test_cancelling_a_trials_job_ends_only_that_trial(house: House) -> None:
     search = Search(house, max_trials=2, max_concurrent_trials=1)
     search.look()
     house.plane.jobs.cancel(search.trials[0].job_id)
@@ -248,7 +246,7 @@ def database(request: pytest.FixtureRequest) -> Iterator[Database]:
     database.close()
 
 
-def test_looking_from_everywhere_at_once_starts_each_trial_once(database: Database, house: House) -> None:
+def test_concurrent_sweep_steps_start_each_trial_once(database: Database, house: House) -> None:
     """Two daemons, or one that was killed and comes back: each of many looks does all or nothing."""
     found = Sweeps(database)
     identifier = found.start(sweep(max_trials=4, max_concurrent_trials=4), user="ann", organization="default").id
@@ -274,7 +272,7 @@ def test_looking_from_everywhere_at_once_starts_each_trial_once(database: Databa
     assert sorted(each.type for each in events) == ["job.submitted"] * 4 + ["trial.started"] * 4
 
 
-def test_what_changed_since_it_was_seen_is_not_decided_upon(house: House) -> None:
+def test_step_decided_on_an_outdated_snapshot_is_not_applied(house: House) -> None:
     search = Search(house, max_trials=2, max_concurrent_trials=2)
     before = search.look()
     search.complete(0, 0.5)
@@ -284,7 +282,7 @@ def test_what_changed_since_it_was_seen_is_not_decided_upon(house: House) -> Non
 
 
 @pytest.mark.requirement("K7")
-def test_a_kill_at_any_statement_loses_no_trial_and_starts_none_twice(house: House) -> None:
+def test_kill_at_any_statement_neither_loses_nor_duplicates_trials(house: House) -> None:
     """The step that starts trials is cut before its statement 1, 2, 3, ... until one gets through."""
     search = Search(house, max_trials=2)
     for place in range(200):

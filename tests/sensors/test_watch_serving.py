@@ -73,7 +73,7 @@ def row(house: House, promotion: int) -> tuple[str, str]:
     return found.status, found.reason
 
 
-def test_an_engine_that_knows_nothing_is_given_what_was_deployed_once(house: House, start: Start) -> None:
+def test_version_missing_in_the_engine_is_reported_and_redeployed_once(house: House, start: Start) -> None:
     promotion = serve(house)
     start()
     for _ in range(2):
@@ -91,7 +91,7 @@ def test_an_engine_that_knows_nothing_is_given_what_was_deployed_once(house: Hou
 
 
 @pytest.mark.parametrize(("retries", "told"), [(19, 1), (20, 2)])
-def test_what_an_engine_lost_that_then_stayed_away_is_deployed_once_it_is_back(
+def test_lost_version_is_redeployed_when_the_engine_returns_after_failed_retries(
     house: House, start: Start, retries: int, told: int
 ) -> None:
     """All tries to deploy it again had failed, and it stayed `deploying` for ever."""
@@ -111,7 +111,7 @@ def test_what_an_engine_lost_that_then_stayed_away_is_deployed_once_it_is_back(
 
 
 @pytest.mark.requirement("P6")
-def test_a_file_that_an_engine_refuses_as_it_is_started_anew_is_told(house: House, start: Start) -> None:
+def test_corrupt_file_refused_by_a_restarted_engine_is_reported(house: House, start: Start) -> None:
     serve(house)
     (house.folder / "model.gguf").write_bytes(b"GGUF, but other bytes than were registered")
     gateway = start(version=1, path=str(house.folder / "model.gguf"))
@@ -121,7 +121,7 @@ def test_a_file_that_an_engine_refuses_as_it_is_started_anew_is_told(house: Hous
     assert "the engine refuses it: " in event.payload["reason"] and "has SHA-256" in event.payload["reason"]
 
 
-def test_an_engine_that_has_another_version_than_the_record_is_told(house: House, start: Start) -> None:
+def test_engine_serving_another_version_than_recorded_is_reported(house: House, start: Start) -> None:
     """It was killed as it swapped, and came back when its deployment had been given up."""
     serve(house)
     start(version=2, path=str(house.folder / "model.gguf"))
@@ -130,14 +130,14 @@ def test_an_engine_that_has_another_version_than_the_record_is_told(house: House
     assert event.payload["reason"] == f"the engine has version 2 with SHA-256 {SHA256}"
 
 
-def test_an_engine_that_is_away_lost_nothing(house: House) -> None:
+def test_unreachable_engine_is_not_reported_as_lost_versions(house: House) -> None:
     serve(house)
     house.tick(watch_serving)
     assert lost(house) == []
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_what_is_about_to_be_replaced_is_left_to_its_successor(house: House, start: Start, begun: bool) -> None:
+def test_version_about_to_be_replaced_is_not_reported(house: House, start: Start, begun: bool) -> None:
     serve(house)
     house.register("run-2")
     promotion = house.promote(2)
@@ -149,7 +149,7 @@ def test_what_is_about_to_be_replaced_is_left_to_its_successor(house: House, sta
 
 
 @pytest.mark.parametrize("status", ["serving", "loading"])
-def test_what_is_served_as_recorded_differs_in_nothing(house: House, status: Literal["serving", "loading"]) -> None:
+def test_served_version_equal_to_the_record_has_no_difference(house: House, status: Literal["serving", "loading"]) -> None:
     """Also while an engine that was started anew still loads it."""
     promotion = serve(house)
     with house.plane.database.read() as connection:
@@ -191,7 +191,7 @@ def test_an_engine_that_lost_its_state_serves_again(house: House, start: Start) 
     assert [served.status for served in gateway.engine.served()] == ["serving"]
 
 
-def test_what_was_given_up_and_is_served_all_the_same_is_recorded(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_version_marked_lost_but_served_is_recorded_as_serving(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine that was away came back with its state."""
     promotion = serve(house)
     with house.plane.database.write() as connection:

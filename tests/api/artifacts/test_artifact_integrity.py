@@ -41,7 +41,7 @@ def uri(run_id: str, name: str) -> str:
 
 
 @pytest.mark.parametrize("body", [b"", b"small", LARGE], ids=["empty", "small", "large"])
-def test_a_file_comes_back_with_its_hash(server: ArtifactServer, run_id: str, body: bytes) -> None:
+def test_download_returns_content_with_its_sha256(server: ArtifactServer, run_id: str, body: bytes) -> None:
     where = server.place(run_id, "a/f.bin")
     sha256 = hashlib.sha256(body).hexdigest()
     assert server.raw("PUT", where, body).headers["X-Checksum-Sha256"] == sha256
@@ -56,7 +56,7 @@ def test_a_file_comes_back_with_its_hash(server: ArtifactServer, run_id: str, bo
 
 
 @pytest.mark.parametrize(("name", "times"), [("n", (240, 241)), ("d/", (470, 495))], ids=["name", "whole key"])
-def test_a_name_that_no_store_takes_is_refused_for_good(
+def test_overlong_artifact_key_is_refused_with_400(
     server: ArtifactServer, run_id: str, name: str, times: tuple[int, int]
 ) -> None:
     """Answered with a 503, it was sent again for ever."""
@@ -67,7 +67,7 @@ def test_a_name_that_no_store_takes_is_refused_for_good(
     assert server.raw("GET", server.place(run_id, fits)).body == b"x"
 
 
-def test_a_body_whose_length_nobody_told_arrives_whole(server: ArtifactServer, run_id: str) -> None:
+def test_upload_without_content_length_arrives_complete(server: ArtifactServer, run_id: str) -> None:
     where = server.place(run_id, "f")
     pieces = (LARGE[start : start + 100_000] for start in range(0, len(LARGE), 100_000))
     assert server.raw("PUT", where, pieces).status == 200
@@ -76,7 +76,7 @@ def test_a_body_whose_length_nobody_told_arrives_whole(server: ArtifactServer, r
 
 @pytest.mark.requirement("X7", "Y5")
 @pytest.mark.parametrize("body", [b"small content", LARGE], ids=["small", "large"])
-def test_a_flipped_bit_is_answered_with_an_error_and_an_event(server: ArtifactServer, run_id: str, body: bytes) -> None:
+def test_corrupt_artifact_answers_409_and_emits_an_event(server: ArtifactServer, run_id: str, body: bytes) -> None:
     where, place = server.place(run_id, "f"), uri(run_id, "f")
     server.raw("PUT", where, body)
     spoiled = body[:-1] + bytes([body[-1] ^ 1])
@@ -96,7 +96,7 @@ def test_a_flipped_bit_is_answered_with_an_error_and_an_event(server: ArtifactSe
     assert server.raw("GET", where).body == body
 
 
-def test_what_a_client_never_sent_whole_does_not_let_a_flipped_bit_pass(server: ArtifactServer, run_id: str) -> None:
+def test_corruption_is_detected_after_an_abandoned_multipart_upload(server: ArtifactServer, run_id: str) -> None:
     """The store did not answer when the parts were to become one, and the client sent the file through the server."""
     where, place = server.place(run_id, "f"), uri(run_id, "f")
     server.records.begin_upload(place, UNKNOWN_HASH, 0)
@@ -107,7 +107,7 @@ def test_what_a_client_never_sent_whole_does_not_let_a_flipped_bit_pass(server: 
         assert server.raw("GET", where).status == 409
 
 
-def test_a_file_may_be_replaced_but_not_by_what_it_was(server: ArtifactServer, run_id: str) -> None:
+def test_replaced_file_is_verified_against_its_newest_hash(server: ArtifactServer, run_id: str) -> None:
     where = server.place(run_id, "f")
     for body in (b"one", b"two", b"two", b"three"):
         assert server.raw("PUT", where, body).status == 200
@@ -162,7 +162,9 @@ def test_readers_never_see_a_broken_or_mixed_file_while_it_is_replaced(server: A
         ),
     ],
 )
-def test_a_promised_checksum_is_kept(server: ArtifactServer, run_id: str, header: str, right: str, wrong: str) -> None:
+def test_upload_with_a_wrong_checksum_header_is_refused(
+    server: ArtifactServer, run_id: str, header: str, right: str, wrong: str
+) -> None:
     where = server.place(run_id, "f")
     for value in (wrong, "nonsense", "===="):
         assert server.raw("PUT", where, b"data", {header: value}).status == 400
@@ -218,7 +220,7 @@ def test_a_broken_off_upload_leaves_nothing(server: ArtifactServer, run_id: str,
         ("bytes=\xb2-", 200, slice(0, 1000), None),
     ],
 )
-def test_a_part_of_a_file(
+def test_range_request_returns_the_requested_bytes(
     server: ArtifactServer, run_id: str, header: str, status: int, part: slice, content_range: str | None
 ) -> None:
     where, body = server.place(run_id, "f"), os.urandom(1000)
@@ -228,7 +230,7 @@ def test_a_part_of_a_file(
     assert answer.headers["Content-Range"] == content_range
 
 
-def test_a_part_of_a_file_that_changed_is_all_of_it(server: ArtifactServer, run_id: str) -> None:
+def test_if_range_request_returns_the_whole_file_after_a_change(server: ArtifactServer, run_id: str) -> None:
     where = server.place(run_id, "f")
     server.raw("PUT", where, LARGE)
     etag = server.raw("HEAD", where).headers["ETag"]
@@ -238,9 +240,7 @@ def test_a_part_of_a_file_that_changed_is_all_of_it(server: ArtifactServer, run_
     assert server.raw("GET", where, headers=middle).body == b"new"
 
 
-def test_what_the_asset_graph_published_is_verified_by_its_manifest(
-    server: ArtifactServer, run_id: str, tmp_path: Path
-) -> None:
+def test_published_file_is_verified_against_its_manifest(server: ArtifactServer, run_id: str, tmp_path: Path) -> None:
     (tmp_path / "model.bin").write_bytes(b"weights")
     server.store.publish(tmp_path, uri(run_id, "model"), "checkpoint")
     where = server.place(run_id, "model/model.bin")
@@ -251,7 +251,7 @@ def test_what_the_asset_graph_published_is_verified_by_its_manifest(
 
 
 @pytest.mark.slow
-def test_a_server_that_is_killed_while_it_receives_leaves_nothing(server: ArtifactServer, run_id: str) -> None:
+def test_server_killed_during_upload_leaves_nothing(server: ArtifactServer, run_id: str) -> None:
     server.raw("PUT", server.place(run_id, "f"), b"old")
     connection = http.client.HTTPConnection("127.0.0.1", server.process.port)
     connection.putrequest("PUT", server.place(run_id, "f"))
@@ -321,7 +321,7 @@ class SmallDisk(ServerProcess):
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_said_in_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+def test_full_disk_answers_507_and_leaves_nothing(tmp_path: Path) -> None:
     with SmallDisk(tmp_path) as process:
         server = ArtifactServer(process)
         run_id = server.new_run()
@@ -341,7 +341,7 @@ class Unready(ServerProcess):
 
 
 @pytest.mark.slow
-def test_a_store_that_does_not_answer_is_said_in_one_line(tmp_path: Path, s3_session: S3Server) -> None:
+def test_store_failure_answers_503_without_internal_names(tmp_path: Path, s3_session: S3Server) -> None:
     with Unready(tmp_path, {**on_s3(s3_session), "HANZO_ML_STORAGE_BUCKETS_CHECKPOINTS": "no-such-bucket"}) as process:
         server = ArtifactServer(process)
         answer = server.raw("PUT", server.place(server.new_run(), "f"), b"x")
@@ -349,7 +349,9 @@ def test_a_store_that_does_not_answer_is_said_in_one_line(tmp_path: Path, s3_ses
         assert "no-such-bucket" not in answer.body.decode()
 
 
-def test_the_keys_of_the_settings_reach_the_object_store(server: ArtifactServer, run_id: str, s3_session: S3Server) -> None:
+def test_configured_credentials_and_encryption_reach_the_object_store(
+    server: ArtifactServer, run_id: str, s3_session: S3Server
+) -> None:
     s3_session.requests.clear()
     server.raw("PUT", server.place(run_id, "f"), LARGE)
     puts = [request for request in s3_session.requests if request.method in ("PUT", "POST")]

@@ -145,7 +145,7 @@ NAMES_NO_FILE = {"/v1/datasets/{dataset_id}/diff", "/v1/features/{name}/{key:pat
 is proxied to Dagster's web server; tests/api/dagster_ui attacks its paths."""
 
 
-def test_every_route_that_takes_a_path_is_attacked_here() -> None:
+def test_every_route_taking_a_path_is_covered() -> None:
     addresses = [address for _, address in routes("RUN", "MODEL").values()]
     known = [address.partition("?")[0].replace("/ajax-api/", "/api/") for address in addresses]
     taking = {"path", "artifact_path", "artifact_file_path", "artifact_directory_path", "key"}
@@ -162,7 +162,7 @@ def test_every_route_that_takes_a_path_is_attacked_here() -> None:
 
 @pytest.mark.requirement("X9")
 @pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
-def test_no_path_leads_out_of_the_store(server: ArtifactServer, run_id: str, model_id: str, path: str) -> None:
+def test_path_traversal_never_leaves_the_store(server: ArtifactServer, run_id: str, model_id: str, path: str) -> None:
     home = server.process.home
     before = {found: found.stat().st_mtime_ns for found in home.rglob("*") if found.is_file() and "objects" in found.parts}
     objects = server.store.list("s3://hanzo-ml/runs")
@@ -184,7 +184,7 @@ def test_no_path_leads_out_of_the_store(server: ArtifactServer, run_id: str, mod
 
 
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
-def test_an_odd_name_is_only_a_name(server: ArtifactServer, model_id: str, name: str) -> None:
+def test_unusual_file_name_round_trips_literally(server: ArtifactServer, model_id: str, name: str) -> None:
     run_id = server.new_run()
     where = server.place(run_id, quote(name))
     assert server.raw("PUT", where, b"data").status == 200
@@ -205,7 +205,9 @@ def test_an_odd_name_is_only_a_name(server: ArtifactServer, model_id: str, name:
 
 
 @pytest.mark.parametrize("name", ["page.html", "picture.svg", "data.xml", "script.js", "page.xhtml", "page", "page.HTM"])
-def test_what_was_uploaded_never_runs_in_our_origin(server: ArtifactServer, run_id: str, model_id: str, name: str) -> None:
+def test_uploaded_script_is_never_served_executable_in_our_origin(
+    server: ArtifactServer, run_id: str, model_id: str, name: str
+) -> None:
     body = b'<svg xmlns="http://www.w3.org/2000/svg" onload="alert(1)"/>'
     server.raw("PUT", server.place(run_id, name), body)
     server.raw("PUT", f"/api/2.0/mlflow-artifacts/artifacts/0/models/{model_id}/artifacts/{name}", body)
@@ -221,7 +223,7 @@ def test_what_was_uploaded_never_runs_in_our_origin(server: ArtifactServer, run_
             assert "Access-Control-Allow-Origin" not in answer.headers
 
 
-def test_a_link_in_the_folder_leads_nowhere(server: ArtifactServer, tmp_path: Path) -> None:
+def test_symlink_in_the_store_folder_is_not_followed(server: ArtifactServer, tmp_path: Path) -> None:
     if server.process.settings.storage.endpoint is not None:
         return  # S3 has no links
     run_id = server.new_run()
@@ -241,7 +243,7 @@ def test_a_link_in_the_folder_leads_nowhere(server: ArtifactServer, tmp_path: Pa
     assert [path.name for path in tmp_path.iterdir()] == ["secret"]
 
 
-def test_an_id_leads_nowhere_either(server: ArtifactServer, run_id: str) -> None:
+def test_path_with_a_manipulated_id_is_refused(server: ArtifactServer, run_id: str) -> None:
     for place in (
         "0/../artifacts/x",
         "0/%2e%2e/artifacts/secret.txt",
@@ -261,7 +263,7 @@ def test_an_id_leads_nowhere_either(server: ArtifactServer, run_id: str) -> None
 CLIENT_NAMES = ["plain.txt", "with space.txt", "ünïcödé 中文.txt", "50% done.txt", "a+b&c=d;e.txt", "q'uote.txt", "[1].txt"]
 
 
-def test_mlflows_client_takes_odd_names_there_and_back(
+def test_unusual_names_round_trip_through_the_mlflow_client(
     server: ArtifactServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)

@@ -21,7 +21,7 @@ from api.artifacts.file_response import content_type, filename_parameter
         ("a.MLmodel.bin", "application/octet-stream"),
     ],
 )
-def test_the_type_is_what_mlflow_says_of_that_name(name: str, expected: str) -> None:
+def test_content_type_equals_mlflows_for_the_file_name(name: str, expected: str) -> None:
     assert content_type(name) == expected
 
 
@@ -40,6 +40,6 @@ def test_the_type_is_what_mlflow_says_of_that_name(name: str, expected: str) -> 
         ("m\u00fcll.txt", "filename*=UTF-8''m%C3%BCll.txt"),
     ],
 )
-def test_the_name_is_plain_where_it_can_be_and_in_quotes_where_those_do(name: str, expected: str) -> None:
+def test_filename_is_plain_where_possible_quoted_or_encoded_otherwise(name: str, expected: str) -> None:
     """As MLflow's server writes it: clients that read `filename` alone know no other form."""
     assert filename_parameter(name) == expected

@@ -46,7 +46,9 @@ def listed(server: ArtifactServer, run_id: str) -> list[str]:
     return sorted(found)
 
 
-def test_mlflows_client_lists_and_downloads_what_was_trained(server: ArtifactServer, run_id: str, tmp_path: Path) -> None:
+def test_mlflow_client_lists_and_downloads_published_checkpoints(
+    server: ArtifactServer, run_id: str, tmp_path: Path
+) -> None:
     client = MlflowClient(server.url)
     client.log_text(run_id, "mine", "notes.txt")
     client.log_text(run_id, "mine too", "checkpoint/step-final/w.bin")
@@ -67,7 +69,9 @@ def test_mlflows_client_lists_and_downloads_what_was_trained(server: ArtifactSer
     assert {*wholes, "train.json", "notes.txt"} <= keys, "a path here is the key there"
 
 
-def test_what_was_trained_is_registered_by_its_job(server: ArtifactServer, run_id: str) -> None:
+def test_creating_a_version_from_a_published_file_is_refused_with_the_register_command(
+    server: ArtifactServer, run_id: str
+) -> None:
     """What the client had just listed was said not to be there, and to be uploaded first."""
     client = MlflowClient(server.url)
     client.create_registered_model(name := f"m-{run_id}")
@@ -80,14 +84,14 @@ def test_what_was_trained_is_registered_by_its_job(server: ArtifactServer, run_i
             client.create_model_version(name, f"runs:/{run_id}/{path}", run_id=run_id)
 
 
-def test_of_two_by_one_name_the_uploaded_one_counts(server: ArtifactServer, run_id: str) -> None:
+def test_uploaded_file_shadows_a_published_one_of_the_same_name(server: ArtifactServer, run_id: str) -> None:
     MlflowClient(server.url).log_text(run_id, "mine", "train.json")
     assert server.raw("GET", server.place(run_id, "train.json")).body == b"mine"
     assert server.raw("DELETE", server.place(run_id, "train.json")).status == 200
     assert server.raw("GET", server.place(run_id, "train.json")).body == b'{"facts": {}}'
 
 
-def test_what_was_trained_is_not_deleted_and_not_given_away_broken(server: ArtifactServer, run_id: str) -> None:
+def test_published_files_cannot_be_deleted_and_corrupt_ones_are_not_served(server: ArtifactServer, run_id: str) -> None:
     for path in ("checkpoint-final", "checkpoint", "checkpoint/step-10", "train.json"):
         answer = server.raw("DELETE", server.place(run_id, path))
         assert answer.status == 400 and b"was made by the run's job" in answer.body
@@ -100,6 +104,6 @@ def test_what_was_trained_is_not_deleted_and_not_given_away_broken(server: Artif
 
 
 @pytest.mark.parametrize("path", ["checkpoint/step-20/adapter_model.safetensors", "artifacts/notes.txt", "checkpoint/10/x"])
-def test_nothing_else_has_a_name_there(server: ArtifactServer, run_id: str, path: str) -> None:
+def test_unpublished_paths_are_not_found(server: ArtifactServer, run_id: str, path: str) -> None:
     MlflowClient(server.url).log_text(run_id, "mine", "notes.txt")
     assert server.raw("GET", server.place(run_id, path)).status == 404

@@ -124,7 +124,7 @@ def check_harmless(answer: Answer, what: str) -> None:
     assert "Access-Control-Allow-Origin" not in answer.headers, what
 
 
-def test_whatever_route_gives_an_upload_back_lets_no_browser_run_it(
+def test_every_route_serving_an_upload_prevents_browser_execution(
     server: ArtifactServer, http: httpx.Client, app: FastAPI
 ) -> None:
     """Every route that reads is asked; which of them have the page in their answers is found out here."""
@@ -179,7 +179,7 @@ def arrow_file(pickled: bytes) -> bytes:
 
 
 @pytest.mark.requirement("X8")
-def test_nothing_that_was_uploaded_is_loaded(server: ArtifactServer, http: httpx.Client, tmp_path: Path) -> None:
+def test_uploaded_pickles_and_yaml_are_never_loaded(server: ArtifactServer, http: httpx.Client, tmp_path: Path) -> None:
     mark = tmp_path / "loaded"
     pickled = pickle.dumps(Payload(mark))
     tagged = f"flavors: !!python/object/apply:os.mkdir [{mark}]\n"

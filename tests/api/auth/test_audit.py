@@ -35,7 +35,7 @@ def calls(signed_in: SignedIn, user: str, **params: Any) -> list[dict[str, Any]]
     return [event["payload"] for event in answer.json()["events"]]
 
 
-def test_a_change_is_on_record_before_it_is_answered(signed_in: SignedIn) -> None:
+def test_change_is_audited_before_its_response_is_sent(signed_in: SignedIn) -> None:
     carol = signed_in.client("carol", "acme", "ml-researcher", "ml-viewer")
     run = carol.post(f"{MLFLOW}/runs/create", json={"experiment_id": "0"}).json()["run"]["info"]["run_id"]
     carol.post(f"{MLFLOW}/runs/update", json={"run_id": run, "run_name": "n"})
@@ -48,7 +48,7 @@ def test_a_change_is_on_record_before_it_is_answered(signed_in: SignedIn) -> Non
     assert created["objects"][0].startswith("experiment:")
 
 
-def test_opening_a_dataset_is_on_record_and_other_reads_are_not(signed_in: SignedIn) -> None:
+def test_reading_dataset_records_is_audited_and_other_reads_are_not(signed_in: SignedIn) -> None:
     dora = signed_in.client("dora", "acme", "ml-viewer")
     dataset = signed_in.acme.ids["dataset"]
     assert dora.get(f"/v1/datasets/{dataset}").status_code == 200
@@ -57,7 +57,7 @@ def test_opening_a_dataset_is_on_record_and_other_reads_are_not(signed_in: Signe
     assert (opened["route"], opened["objects"]) == ("/v1/datasets/{dataset_id}/preview", [f"dataset:{dataset}"])
 
 
-def test_refusals_are_on_record(signed_in: SignedIn) -> None:
+def test_refused_calls_are_audited(signed_in: SignedIn) -> None:
     eve = signed_in.client("eve", "acme", "ml-viewer")
     foreign = signed_in.rival.ids["run"]
     eve.post("/v1/jobs", json={"name": "x", "dataset": "corpus"})
@@ -68,7 +68,7 @@ def test_refusals_are_on_record(signed_in: SignedIn) -> None:
     ]
 
 
-def test_what_a_caller_wanted_who_may_not_call_is_on_record_whosoever_it_is(signed_in: SignedIn) -> None:
+def test_forbidden_call_is_audited_with_its_target_object(signed_in: SignedIn) -> None:
     """Which model somebody had tried to promote was nowhere to be seen."""
     finn = signed_in.client("finn", "acme", "ml-viewer")
     names = [signed_in.acme.ids["model"], signed_in.rival.ids["model"], "nobody-s"]
@@ -94,7 +94,7 @@ def test_what_a_caller_wanted_who_may_not_call_is_on_record_whosoever_it_is(sign
     assert f"registered model:{names[0]}" in calls(signed_in, "gwen")[0]["objects"]
 
 
-def test_the_audit_log_is_an_admins_and_of_his_organization(signed_in: SignedIn) -> None:
+def test_audit_log_is_visible_only_to_admins_of_the_organization(signed_in: SignedIn) -> None:
     events = signed_in.rival.admin.get("/v1/audit", params={"limit": 1000}).json()["events"]
     assert {event["payload"]["organization"] for event in events} == {"rival"}
     assert {(event["topic"], event["type"]) for event in events} == {("audit", "audit.call")}
@@ -108,7 +108,7 @@ def test_the_audit_log_is_an_admins_and_of_his_organization(signed_in: SignedIn)
 
 
 @pytest.mark.slow
-def test_many_metrics_are_one_row_with_their_count(signed_in: SignedIn) -> None:
+def test_repeated_metric_calls_are_audited_as_one_row_with_a_count(signed_in: SignedIn) -> None:
     fred = signed_in.client("fred", "acme", "ml-researcher")
     run = fred.post(f"{MLFLOW}/runs/create", json={"experiment_id": "0"}).json()["run"]["info"]["run_id"]
     for step in range(20):
@@ -173,7 +173,7 @@ def recorded_in(app: FastAPI) -> list[dict[str, Any]]:
     return found
 
 
-def test_without_sign_in_every_change_is_on_record_too(local: FastAPI) -> None:
+def test_changes_are_audited_without_sign_in(local: FastAPI) -> None:
     with asking(local) as http:
         run = http.post(f"{MLFLOW}/runs/create", json={"experiment_id": "0"}).json()["run"]["info"]["run_id"]
         for step in range(5):
@@ -214,7 +214,7 @@ INTO_A_DATASET: dict[tuple[str, str], dict[str, Any]] = {
 
 
 @pytest.mark.requirement("B8")
-def test_every_way_into_a_dataset_is_on_record(local: FastAPI, tmp_path: Path) -> None:
+def test_every_route_that_reads_dataset_contents_is_audited(local: FastAPI, tmp_path: Path) -> None:
     """Answered, not refused: a refusal is on record whatever it was that was asked."""
     reads = {("GET", route.template) for route in Routes(local).all if route.method == "GET"}
     assert {each for each in reads if each[1].startswith("/v1/datasets/{dataset_id}/")} <= INTO_A_DATASET.keys()
@@ -229,7 +229,7 @@ def test_every_way_into_a_dataset_is_on_record(local: FastAPI, tmp_path: Path) -
     assert opened == [(method, path, 200, whose[path]) for method, path in INTO_A_DATASET]
 
 
-def test_a_change_that_ends_in_an_unexpected_error_is_on_record(local: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_change_failing_with_unexpected_error_is_audited(local: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise ValueError("nobody expects this")
 
@@ -244,7 +244,7 @@ def test_a_change_that_ends_in_an_unexpected_error_is_on_record(local: FastAPI, 
 
 
 @pytest.mark.parametrize(("error", "status"), [(ValueError("x"), 500), (OperationalError("", {}, ValueError("x")), 503)])
-def test_a_call_that_fails_at_the_door_is_on_record(
+def test_call_failing_during_authorization_is_audited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int
 ) -> None:
     """Of who called and what he named nothing was left, where it could not be found out whether he may."""
@@ -276,7 +276,7 @@ def counted_in(app: FastAPI) -> dict[str, int]:
     return found
 
 
-def test_what_logs_is_counted_before_it_is_answered(local: FastAPI) -> None:
+def test_logging_calls_are_counted_before_their_response_is_sent(local: FastAPI) -> None:
     """By the short way, by the comfortable one, and as `/v1` has it: whatever ends the server next ends no count."""
     with asking(local) as http:
         run = http.post(f"{MLFLOW}/runs/create", json={"experiment_id": "0"}).json()["run"]["info"]["run_id"]
@@ -301,7 +301,7 @@ def test_what_logs_is_counted_before_it_is_answered(local: FastAPI) -> None:
     assert counted_in(local) == told + Counter({"log-metric": 1}), "what was refused is counted, but not waited for"
 
 
-def test_every_route_that_changes_something_is_on_record_without_sign_in(local: FastAPI) -> None:
+def test_every_writing_route_is_audited_without_sign_in(local: FastAPI) -> None:
     """Whatever it answers: a route that somebody adds is covered by the method that it takes.
 
     Routes of pods need a program's token, without sign-in too. Replicas of the engine report their state every 5 s, which
@@ -320,7 +320,7 @@ def test_every_route_that_changes_something_is_on_record_without_sign_in(local: 
     assert changing - {(call["method"], call["route"]) for call in recorded_in(local)} == set()
 
 
-def test_calls_that_come_at_once_share_a_transaction(tmp_path: Path) -> None:
+def test_concurrent_audit_rows_share_a_transaction(tmp_path: Path) -> None:
     database = Database(f"sqlite:///{tmp_path}/a.db")
     database.migrate()
     commits = 0
@@ -343,7 +343,7 @@ def test_calls_that_come_at_once_share_a_transaction(tmp_path: Path) -> None:
     database.close()
 
 
-def test_a_database_that_is_away_for_a_moment_costs_no_row(tmp_path: Path) -> None:
+def test_audit_rows_survive_a_brief_database_outage(tmp_path: Path) -> None:
     """An answer waits for the row of its call; a count is kept for the next time."""
     database = Database(f"sqlite:///{tmp_path}/a.db")
     trail = AuditLog(database)  # without tables: every write fails
@@ -365,7 +365,7 @@ def test_a_database_that_is_away_for_a_moment_costs_no_row(tmp_path: Path) -> No
     database.close()
 
 
-def test_of_a_call_that_names_very_many_objects_some_are_on_record() -> None:
+def test_audit_row_of_a_call_naming_many_objects_is_truncated() -> None:
     """All of them were kept in memory, for as long as such calls were counted."""
     named = frozenset(Reference(ObjectKind.RUN, f"{number:05}") for number in range(50_000))
     call = Call("POST", "/x", "127.0.0.1", 0.0, references=named)

@@ -12,7 +12,7 @@ from tests.api.auth.conftest import SignedIn
 
 
 @pytest.mark.parametrize("role", ["admin", "researcher"])
-def test_a_command_is_refused_to_everybody_who_signs_in(signed_in: SignedIn, role: str) -> None:
+def test_command_job_is_refused_even_to_admin_under_sign_in(signed_in: SignedIn, role: str) -> None:
     client = getattr(signed_in.acme, role)
     before = client.get("/v1/jobs").json()["jobs"]
     answer = client.post("/v1/jobs", json={"name": "mine", "command": ["python", "train.py"]})
@@ -21,12 +21,12 @@ def test_a_command_is_refused_to_everybody_who_signs_in(signed_in: SignedIn, rol
     assert client.get("/v1/jobs").json()["jobs"] == before
 
 
-def test_a_viewer_is_refused_as_for_every_job(signed_in: SignedIn) -> None:
+def test_command_job_is_refused_to_viewer(signed_in: SignedIn) -> None:
     answer = signed_in.acme.viewer.post("/v1/jobs", json={"name": "mine", "command": ["true"]})
     assert answer.status_code == 403
 
 
-def test_a_folder_of_the_server_is_no_base_model_for_who_signs_in(signed_in: SignedIn) -> None:
+def test_base_model_from_a_server_folder_is_refused_under_sign_in(signed_in: SignedIn) -> None:
     """It is read with the server's rights, and may hold what another organization trained."""
     for path, uri in itertools.product(("/v1/jobs", "/v1/jobs/estimate"), ("file:///etc", "FILE:///etc", " file:/etc")):
         base = {"base_model": {"uri": uri, "sha256": "0" * 64}}
@@ -34,14 +34,14 @@ def test_a_folder_of_the_server_is_no_base_model_for_who_signs_in(signed_in: Sig
         assert (answer.status_code, "names a folder of this server" in answer.text) == (403, True), answer.text
 
 
-def test_an_image_of_one_s_own_is_refused_to_who_signs_in(signed_in: SignedIn) -> None:
+def test_custom_image_is_refused_under_sign_in(signed_in: SignedIn) -> None:
     """Its pods have the keys of the object store, which holds what every organization has."""
     job = {"name": "mine", "dataset": "d", "parameters": {"image": "me/mine:1"}}
     answer = signed_in.acme.admin.post("/v1/jobs", json=job)
     assert (answer.status_code, "not allowed where users sign in" in answer.text) == (403, True), answer.text
 
 
-def test_what_the_operator_wrote_into_a_recipe_is_everybody_s(tmp_path: Path) -> None:
+def test_base_model_and_image_of_an_operators_recipe_are_allowed_under_sign_in(tmp_path: Path) -> None:
     settings = Settings.load({"HANZO_ML_HOME": str(tmp_path)})
     signing_in = settings.model_copy(update={"auth": settings.auth.model_copy(update={"verify_tokens": True})})
     base = {"uri": tmp_path.as_uri(), "sha256": "0" * 64}

@@ -28,7 +28,7 @@ NAMES = {
 
 
 @pytest.mark.requirement("V3", "V4", "V5", "V6", "Y3")
-def test_prometheus_has_the_specifications_names(signed_in: SignedIn) -> None:
+def test_prometheus_metrics_have_the_specified_names(signed_in: SignedIn) -> None:
     signed_in.acme.viewer.get(f"/v1/runs/{signed_in.acme.ids['run']}")
     signed_in.acme.viewer.get("/no/such/route")
     page = httpx.get(signed_in.metrics_url, trust_env=False)
@@ -65,7 +65,7 @@ def test_prometheus_has_the_specifications_names(signed_in: SignedIn) -> None:
 
 
 @pytest.mark.requirement("V2", "Z21")
-def test_the_metrics_port_serves_one_page_to_this_machine(signed_in: SignedIn) -> None:
+def test_metrics_port_serves_only_the_metrics_page_and_only_to_known_hosts(signed_in: SignedIn) -> None:
     other = httpx.URL(signed_in.metrics_url)
     assert httpx.get(other.copy_with(path="/"), trust_env=False).status_code == 404
     assert httpx.get(other, headers={"Host": "evil.example"}, trust_env=False).status_code == 403
@@ -73,7 +73,7 @@ def test_the_metrics_port_serves_one_page_to_this_machine(signed_in: SignedIn) -
 
 
 @pytest.mark.parametrize("headers", [{"Host": "evil.example"}, {"Origin": "https://evil.example"}, {"Origin": "null"}])
-def test_another_name_or_origin_is_refused_with_a_token_too(signed_in: SignedIn, headers: dict[str, str]) -> None:
+def test_foreign_host_or_origin_is_refused_even_with_a_token(signed_in: SignedIn, headers: dict[str, str]) -> None:
     answer = signed_in.acme.admin.get("/v1/jobs", headers=headers)
     assert answer.status_code == 403 and "job-of-acme" not in answer.text
     assert not any(name.startswith("access-control") for name in answer.headers)
@@ -83,20 +83,20 @@ def test_another_name_or_origin_is_refused_with_a_token_too(signed_in: SignedIn,
     assert answer.json()["message"].startswith(f"{begins}: it does not name this server. Use ")
 
 
-def test_a_name_that_the_settings_allow_is_served(signed_in: SignedIn) -> None:
+def test_allowed_host_name_is_served(signed_in: SignedIn) -> None:
     assert signed_in.acme.admin.get("/v1/jobs", headers={"Host": "ml.hanzo.svc:8057"}).status_code == 200
     assert httpx.get(f"{signed_in.server.url}/alive", headers={"Host": "10.0.0.7:8057"}, trust_env=False).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/v1/runs/{run}", "/v1/jobs", "/no/such/route", "/alive", "/openapi.json"])
-def test_no_answer_is_guessed_at_or_shared(signed_in: SignedIn, path: str) -> None:
+def test_every_response_has_nosniff_and_frame_headers_and_no_cors(signed_in: SignedIn, path: str) -> None:
     answer = signed_in.acme.admin.get(path.replace("{run}", signed_in.acme.ids["run"]))
     assert answer.headers.get_list("x-content-type-options") == ["nosniff"]
     assert answer.headers.get_list("x-frame-options") == ["SAMEORIGIN"]
     assert not any(name.startswith("access-control") for name in answer.headers)
 
 
-def test_what_a_user_uploaded_runs_nowhere(signed_in: SignedIn) -> None:
+def test_uploaded_html_is_served_as_sandboxed_attachment(signed_in: SignedIn) -> None:
     path = signed_in.acme.ids["file"].replace("notes.txt", "page.html")
     signed_in.acme.admin.put(f"/api/2.0/mlflow-artifacts/artifacts/{path}", content=b"<script>1</script>")
     headers = signed_in.acme.admin.get(f"/api/2.0/mlflow-artifacts/artifacts/{path}").headers
@@ -115,7 +115,7 @@ def test_a_body_that_is_too_large_is_refused(signed_in: SignedIn, path: str, str
     assert (answer.status_code, answer.json()["error_code"]) == (413, "INVALID_PARAMETER_VALUE"), answer.text
 
 
-def test_an_upload_may_be_larger(signed_in: SignedIn) -> None:
+def test_artifact_upload_may_exceed_the_json_body_limit(signed_in: SignedIn) -> None:
     path = signed_in.acme.ids["file"].replace("notes.txt", "large.bin")
     url = f"/api/2.0/mlflow-artifacts/artifacts/{path}"
     assert signed_in.acme.admin.put(url, content=iter([b"x" * 200_000] * 3)).status_code == 200
@@ -123,7 +123,7 @@ def test_an_upload_may_be_larger(signed_in: SignedIn) -> None:
 
 
 @pytest.mark.requirement("F7")
-def test_a_stock_client_needs_a_token_and_nothing_else(
+def test_stock_mlflow_client_needs_only_a_token(
     signed_in: SignedIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The specification's example, with no experiment named."""
@@ -145,7 +145,7 @@ def test_a_stock_client_needs_a_token_and_nothing_else(
     assert [file.path for file in files] == ["best_model.pt"]
 
 
-def test_a_rotated_key_is_taken_by_the_running_server(signed_in: SignedIn) -> None:
+def test_rotated_signing_key_is_accepted_without_restart(signed_in: SignedIn) -> None:
     new = Key("rotated", "RS256")
     token = new.sign(signed_in.iam.claims("hans", "acme", "ml-viewer"))
     signed_in.tokens.append(token)

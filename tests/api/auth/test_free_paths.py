@@ -9,7 +9,7 @@ pytestmark = pytest.mark.requirement("W5")
 PROXY = "/api/2.0/mlflow-artifacts/artifacts"
 
 
-def test_the_same_free_path_is_each_organizations_own(signed_in: SignedIn) -> None:
+def test_same_free_path_is_separate_for_each_organization(signed_in: SignedIn) -> None:
     for organization in (signed_in.acme, signed_in.rival):
         made(organization.researcher.put(f"{PROXY}/shared/name.txt", content=organization.name.encode()))
     for organization in (signed_in.acme, signed_in.rival):
@@ -21,7 +21,7 @@ def test_the_same_free_path_is_each_organizations_own(signed_in: SignedIn) -> No
     assert signed_in.acme.researcher.delete(f"{PROXY}/shared/name.txt").status_code == 403
 
 
-def test_no_free_path_leads_to_anothers_folder(signed_in: SignedIn) -> None:
+def test_free_path_cannot_reach_another_organizations_folder(signed_in: SignedIn) -> None:
     made(signed_in.acme.admin.put(f"{PROXY}/secret.txt", content=b"secret of acme"))
     for path in ("secret.txt", "@acme/secret.txt", "acme/secret.txt", "artifacts/@acme/secret.txt"):
         assert signed_in.rival.admin.get(f"{PROXY}/{path}").status_code == 404
@@ -30,7 +30,7 @@ def test_no_free_path_leads_to_anothers_folder(signed_in: SignedIn) -> None:
         assert signed_in.rival.admin.post(f"{MLFLOW}/model-versions/create", json=body).status_code in (400, 404)
 
 
-def test_a_run_at_a_place_of_its_own_is_its_organizations(signed_in: SignedIn) -> None:
+def test_run_at_a_custom_location_is_hidden_from_other_organizations(signed_in: SignedIn) -> None:
     acme, rival = signed_in.acme.admin, signed_in.rival.admin
     body = {"name": "at a place", "artifact_location": "mlflow-artifacts:/place"}
     experiment = made(acme.post(f"{MLFLOW}/experiments/create", json=body))["experiment_id"]
@@ -47,7 +47,7 @@ def test_a_run_at_a_place_of_its_own_is_its_organizations(signed_in: SignedIn) -
     assert rival.post(f"{MLFLOW}/model-versions/create", json=version).status_code == 404
 
 
-def test_signed_in_a_relative_place_is_none(signed_in: SignedIn) -> None:
+def test_relative_artifact_location_is_refused_under_sign_in(signed_in: SignedIn) -> None:
     answer = signed_in.acme.admin.post(
         f"{MLFLOW}/experiments/create", json={"name": "relative", "artifact_location": "my_location"}
     )

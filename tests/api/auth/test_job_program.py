@@ -48,7 +48,7 @@ main(program)
 
 
 @pytest.mark.slow
-def test_a_program_logs_to_its_run_with_what_its_job_gave_it(
+def test_job_program_logs_to_its_run_with_the_injected_credentials(
     signed_in: SignedIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     acme, settings = signed_in.acme, signed_in.server.settings

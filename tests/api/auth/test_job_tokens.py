@@ -27,7 +27,7 @@ def job(signed_in: SignedIn, database: Database) -> Job:
     return Job(signed_in, database)
 
 
-def test_a_program_logs_all_that_it_has_to_its_own_run(job: Job) -> None:
+def test_job_token_logs_everything_to_its_own_run(job: Job) -> None:
     run = job.id
     made(job.post("/runs/log-metric", run_id=run, **POINT))
     made(job.post("/runs/log-metric", run_uuid=run, **POINT, step="1"))
@@ -46,14 +46,14 @@ def test_a_program_logs_all_that_it_has_to_its_own_run(job: Job) -> None:
     made(job.post("/runs/outputs", run_id=run, models=[{"model_id": model, "step": 0}]))
 
 
-def test_a_program_that_traces_is_told_what_everybody_is(job: Job) -> None:
+def test_job_token_gets_501_for_traces_like_any_caller(job: Job) -> None:
     for path in ("/v1/traces", "/api/3.0/mlflow/traces"):
         told = job.http.post(path, content=b"\xff no JSON", headers={"Content-Type": "application/x-protobuf"})
         assert (told.status_code, told.json()["error_code"]) == (501, "NOT_IMPLEMENTED")
     assert job.http.get(f"{MLFLOW}/webhooks").status_code == 501
 
 
-def test_a_program_starts_runs_below_its_own_and_logs_to_them(job: Job) -> None:
+def test_job_token_creates_and_logs_to_child_runs(job: Job) -> None:
     below = {"experiment_id": job.experiment, "tags": [{"key": "mlflow.parentRunId", "value": job.id}]}
     child = made(job.post("/runs/create", **below))["run"]["info"]
     assert child["user_id"] == "researcher@acme"
@@ -63,7 +63,7 @@ def test_a_program_starts_runs_below_its_own_and_logs_to_them(job: Job) -> None:
     made(job.post("/runs/update", run_id=grandchild, status="FINISHED"))
 
 
-def test_a_program_reads_what_it_works_with(signed_in: SignedIn, job: Job) -> None:
+def test_job_token_reads_its_dataset_and_model(signed_in: SignedIn, job: Job) -> None:
     dataset = signed_in.acme.ids["dataset"]
     assert job.http.get(f"/v1/datasets/{dataset}/preview").status_code == 200
     made(signed_in.acme.admin.post("/v1/models", json={"name": "tokens"}))
@@ -95,21 +95,23 @@ def others(organization: Organization, job: Job) -> list[tuple[str, str, dict[st
 
 @pytest.mark.parametrize("number", range(15))
 @pytest.mark.parametrize("whose", ["its own organization's", "another organization's"])
-def test_what_is_not_the_job_s_own_is_not_there(signed_in: SignedIn, job: Job, number: int, whose: str) -> None:
+def test_objects_of_other_jobs_and_organizations_are_not_found(
+    signed_in: SignedIn, job: Job, number: int, whose: str
+) -> None:
     organization = signed_in.acme if whose.startswith("its") else signed_in.rival
     method, path, options = others(organization, job)[number]
     answer = job.http.request(method, path, **options)
     assert (answer.status_code, answer.json()["error_code"]) == (404, "RESOURCE_DOES_NOT_EXIST"), answer.text
 
 
-def test_another_dataset_is_not_there(signed_in: SignedIn, job: Job) -> None:
+def test_dataset_not_used_by_the_job_is_not_found(signed_in: SignedIn, job: Job) -> None:
     files = {"files": ("b.jsonl", b'{"instruction": "2+2", "answer": "4"}\n' * 4, "application/jsonl")}
     other = made(signed_in.acme.admin.post("/v1/datasets", data={"name": "secret"}, files=files))["id"]
     for dataset in (other, signed_in.rival.ids["dataset"]):
         assert job.http.get(f"/v1/datasets/{dataset}/preview").status_code == 404
 
 
-def test_a_run_of_nobody_s_is_refused(job: Job) -> None:
+def test_creating_a_run_without_parent_is_refused(job: Job) -> None:
     answer = job.post("/runs/create", experiment_id=job.experiment)
     assert answer.status_code == 403 and "mlflow.parentRunId" in answer.json()["message"]
 
@@ -125,33 +127,35 @@ def test_a_run_of_nobody_s_is_refused(job: Job) -> None:
         ("POST", "/api/2.0/mlflow-artifacts/mpu/create/{experiment}"),
     ],
 )
-def test_its_run_beside_another_place_gives_it_no_right_there(signed_in: SignedIn, job: Job, method: str, path: str) -> None:
+def test_own_run_id_parameter_grants_no_access_to_other_artifact_paths(
+    signed_in: SignedIn, job: Job, method: str, path: str
+) -> None:
     where = path.format(proxy=PROXY, other=signed_in.acme.ids["run"], experiment=job.experiment)
     options: dict[str, Any] = {"PUT": {"content": b"f"}, "POST": {"json": {"path": "f", "num_parts": 1}}}.get(method, {})
     answer = job.http.request(method, f"{where}{'&' if '?' in where else '?'}run_id={job.id}", **options)
     assert (answer.status_code, answer.json()["error_code"]) == (403, "PERMISSION_DENIED"), answer.text
 
 
-def test_a_new_run_is_not_named_by_an_id(job: Job) -> None:
+def test_creating_a_run_with_a_chosen_id_is_refused(job: Job) -> None:
     answer = job.post("/runs/create", experiment_id=job.experiment, run_id=job.id)
     assert answer.status_code == 403 and "mlflow.parentRunId" in answer.json()["message"]
 
 
-def test_who_it_was_is_on_record(signed_in: SignedIn, job: Job) -> None:
+def test_job_calls_are_audited_as_the_submitting_user_with_role_job(signed_in: SignedIn, job: Job) -> None:
     made(job.post("/runs/update", run_id=job.id, run_name="n"))
     params = {"user": "researcher@acme", "limit": 1000}
     calls = signed_in.acme.admin.get("/v1/audit", params=params).raise_for_status().json()["events"]
     assert ["job"] in [call["payload"]["roles"] for call in calls if f"run:{job.id}" in call["payload"]["objects"]]
 
 
-def test_an_iam_cannot_make_somebody_a_job(signed_in: SignedIn) -> None:
+def test_role_named_job_from_iam_grants_nothing(signed_in: SignedIn) -> None:
     with signed_in.client("mallory", "acme", "job") as http:
         assert http.get("/v1/runs").status_code == 403
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["revoked", "restarted"])
-def test_the_token_of_a_job_that_ended_proves_nothing(signed_in: SignedIn, database: Database, end: str) -> None:
+def test_revoked_or_expired_job_token_is_rejected(signed_in: SignedIn, database: Database, end: str) -> None:
     ended = Job(signed_in, database)
     made(ended.post("/runs/log-metric", run_id=ended.id, **POINT))
     with database.write() as connection:
@@ -165,7 +169,7 @@ def test_the_token_of_a_job_that_ended_proves_nothing(signed_in: SignedIn, datab
     assert (answer.status_code, answer.json()["error_code"]) == (401, "UNAUTHENTICATED")
 
 
-def test_a_token_that_was_never_issued_proves_nothing(signed_in: SignedIn) -> None:
+def test_job_token_never_issued_is_rejected(signed_in: SignedIn) -> None:
     for token in (job_tokens.TOKEN_PREFIX, job_tokens.TOKEN_PREFIX + "x" * 43, job_tokens.TOKEN_PREFIX + "'; --"):
         answer = httpx.get(f"{signed_in.server.url}/version", headers={"Authorization": f"Bearer {token}"}, trust_env=False)
         assert answer.status_code == 401

@@ -27,14 +27,14 @@ def ends(request: pytest.FixtureRequest) -> Iterator[dict[str, tuple[str, int]]]
         yield {"client": client.getsockname()[:2], "server": listener.getsockname()[:2]}
 
 
-def test_a_connection_is_that_of_its_user(ends: dict[str, tuple[str, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_is_attributed_to_its_user(ends: dict[str, tuple[str, int]], monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_own_user(ends)
     own = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: own + 1)
     assert not is_own_user(ends)
 
 
-def test_what_is_no_such_connection_is_nobody_s(ends: dict[str, tuple[str, int]]) -> None:
+def test_unknown_connection_is_attributed_to_no_user(ends: dict[str, tuple[str, int]]) -> None:
     host, port = ends["server"]
     assert not is_own_user({**ends, "client": (host, port)})
     assert not is_own_user({**ends, "client": (host, 0)})
@@ -42,7 +42,7 @@ def test_what_is_no_such_connection_is_nobody_s(ends: dict[str, tuple[str, int]]
     assert not is_own_user({**ends, "client": None})
 
 
-def test_the_user_who_started_the_server_is_heard(server: ServerProcess) -> None:
+def test_command_from_the_servers_own_user_is_accepted_unless_proxied(server: ServerProcess) -> None:
     headers = {"Content-Type": "application/json"}
     answer = httpx.post(f"{server.url}/v1/jobs", content=COMMAND, headers=headers)
     assert answer.status_code == 201, answer.text
@@ -56,7 +56,7 @@ def test_the_user_who_started_the_server_is_heard(server: ServerProcess) -> None
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
-def test_another_user_of_the_machine_is_refused(server: ServerProcess) -> None:
+def test_command_from_another_local_user_is_refused(server: ServerProcess) -> None:
     bash, port = shutil.which("bash"), httpx.URL(server.url).port
     fields = ("Host: 127.0.0.1", "Content-Type: application/json", f"Content-Length: {len(COMMAND)}")
     text = "\\r\\n".join(("POST /v1/jobs HTTP/1.1", *fields, "", COMMAND.decode()))

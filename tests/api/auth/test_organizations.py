@@ -84,7 +84,7 @@ def spare(signed_in: SignedIn) -> dict[str, str]:
     return {**ids, "model": "spare", "logged_model": model["info"]["model_id"]}
 
 
-def test_every_route_that_names_an_object_is_tried(app: FastAPI) -> None:
+def test_every_route_naming_an_object_is_covered(app: FastAPI) -> None:
     """The mirrors below another prefix are the same endpoints behind the same guard."""
     routes = Routes(app)
     tried = set(NAME_IN_THEIR_OWN_WAY)
@@ -97,7 +97,9 @@ def test_every_route_that_names_an_object_is_tried(app: FastAPI) -> None:
 
 
 @pytest.mark.parametrize("request_", [*REQUESTS, *REMOVALS], ids=lambda asked: f"{asked[0]} {asked[1]} {sorted(asked[2])}")
-def test_another_organizations_object_is_not_there(signed_in: SignedIn, spare: dict[str, str], request_: Request) -> None:
+def test_object_of_another_organization_looks_nonexistent(
+    signed_in: SignedIn, spare: dict[str, str], request_: Request
+) -> None:
     acme, rival = signed_in.acme, signed_in.rival
     its = spare if request_ in REMOVALS else acme.ids
 
@@ -116,7 +118,7 @@ def test_another_organizations_object_is_not_there(signed_in: SignedIn, spare: d
     assert own[0] < 300 or (request_[1] in MAY_FAIL and own != foreign and own[0] != 403), own
 
 
-def test_one_s_own_runs_are_compared(signed_in: SignedIn) -> None:
+def test_runs_of_the_own_organization_can_be_compared(signed_in: SignedIn) -> None:
     acme = signed_in.acme
     body = {"experiment_id": acme.ids["experiment"]}
     ids = [acme.ids["run"], acme.researcher.post("/v1/runs", json=body).json()["id"]]
@@ -125,7 +127,7 @@ def test_one_s_own_runs_are_compared(signed_in: SignedIn) -> None:
         assert [run["id"] for run in found["runs"]] == ids
 
 
-def test_a_mixed_request_is_refused_as_a_whole(signed_in: SignedIn) -> None:
+def test_request_mixing_own_and_foreign_objects_is_refused_as_a_whole(signed_in: SignedIn) -> None:
     acme, rival = signed_in.acme, signed_in.rival
     params = {"run_ids": [rival.ids["run"], acme.ids["run"]], "metric_key": "loss"}
     assert rival.admin.get(f"{M}/metrics/get-history-bulk-interval", params=params).status_code == 404
@@ -148,7 +150,7 @@ def test_a_mixed_request_is_refused_as_a_whole(signed_in: SignedIn) -> None:
         assert nobodys.json()["message"] == foreign.json()["message"].replace(acme.ids["logged_model"], "m-none")
 
 
-def test_the_other_spelling_of_a_name_hides_nothing(signed_in: SignedIn) -> None:
+def test_camel_case_field_names_do_not_bypass_the_organization_check(signed_in: SignedIn) -> None:
     """`runId` for `run_id`, as protobuf's JSON has it too: what it names is looked up all the same."""
     acme, rival = signed_in.acme, signed_in.rival
     foreign = acme.ids
@@ -169,7 +171,7 @@ def test_the_other_spelling_of_a_name_hides_nothing(signed_in: SignedIn) -> None
     assert run["status"] != "failed" and "mixed" not in str(run)
 
 
-def test_what_is_named_beside_ones_own_is_ones_own_too(signed_in: SignedIn) -> None:
+def test_secondary_object_of_another_organization_is_not_found(signed_in: SignedIn) -> None:
     acme, rival = signed_in.acme.ids, signed_in.rival.ids
     source = f"s3://hanzo-ml/runs/{acme['run']}/artifacts/notes.txt"
     job = {"name": "j", "dataset": acme["dataset"]}
@@ -188,7 +190,7 @@ def test_what_is_named_beside_ones_own_is_ones_own_too(signed_in: SignedIn) -> N
         assert answer.status_code == 404, (path, answer.text)
 
 
-def test_a_trace_and_a_download_stay_within_an_organization(signed_in: SignedIn) -> None:
+def test_record_trace_and_download_link_stay_within_an_organization(signed_in: SignedIn) -> None:
     acme, rival = signed_in.acme, signed_in.rival
     asked_for = {"match": "1+1"}
     for answer in (
@@ -203,7 +205,7 @@ def test_a_trace_and_a_download_stay_within_an_organization(signed_in: SignedIn)
         assert changed != link and rival.admin.get(changed).status_code == 403
 
 
-def test_a_name_that_another_organization_uses_is_free(signed_in: SignedIn) -> None:
+def test_model_name_used_by_another_organization_is_available(signed_in: SignedIn) -> None:
     """Neither is in the other's way, and neither can tell that the other has a model of that name."""
     acme, rival = signed_in.acme, signed_in.rival
     name = "a name of both"
@@ -255,14 +257,14 @@ def test_a_name_that_another_organization_uses_is_free(signed_in: SignedIn) -> N
         "mlflow-artifacts://host/{file}",
     ],
 )
-def test_a_version_cannot_be_made_of_another_organizations_files(signed_in: SignedIn, source: str) -> None:
+def test_model_version_from_another_organizations_files_is_refused(signed_in: SignedIn, source: str) -> None:
     acme, rival = signed_in.acme, signed_in.rival
     body = {"name": rival.ids["model"], "source": filled(source, acme.ids)}
     assert rival.admin.post(f"{M}/model-versions/create", json=body).status_code == 404
     assert len(rival.admin.get(f"/v1/models/{rival.ids['model']}/versions").json()["versions"]) == 1
 
 
-def test_searches_and_lists_find_only_ones_own(signed_in: SignedIn) -> None:
+def test_searches_and_lists_return_only_objects_of_the_own_organization(signed_in: SignedIn) -> None:
     acme, rival = signed_in.acme, signed_in.rival
     everything = {"experiment_ids": [acme.ids["experiment"], rival.ids["experiment"]]}
     searches: list[Request] = [
@@ -293,7 +295,7 @@ def test_searches_and_lists_find_only_ones_own(signed_in: SignedIn) -> None:
     assert {"jobs", "models", "datasets"} <= {event["topic"] for event in events}
 
 
-def test_graphql_finds_only_ones_own(signed_in: SignedIn) -> None:
+def test_graphql_returns_only_objects_of_the_own_organization(signed_in: SignedIn) -> None:
     acme, rival = signed_in.acme, signed_in.rival
     inline = f'{{ mlflowGetRun(input: {{runId: "{acme.ids["run"]}"}}) {{ run {{ info {{ runName }} }} }} }}'
     experiment = (
@@ -312,7 +314,7 @@ def test_graphql_finds_only_ones_own(signed_in: SignedIn) -> None:
 
 
 @pytest.mark.requirement("F7")
-def test_experiment_0_is_everybodys_own(signed_in: SignedIn) -> None:
+def test_experiment_0_maps_to_a_separate_experiment_for_each_organization(signed_in: SignedIn) -> None:
     """A script that names no experiment runs unmodified, and two organizations' runs stay apart."""
     numbers = []
     for organization in (signed_in.acme, signed_in.rival):
@@ -330,7 +332,7 @@ def test_experiment_0_is_everybodys_own(signed_in: SignedIn) -> None:
     assert len({*numbers, "0"}) == 3
 
 
-def test_a_researcher_does_not_register_into_a_stage(signed_in: SignedIn) -> None:
+def test_researcher_cannot_register_a_model_directly_into_production(signed_in: SignedIn) -> None:
     acme = signed_in.acme
     source = f"s3://hanzo-ml/runs/{acme.ids['run']}/artifacts/notes.txt"
     body = {"name": "straight", "version": "1", "artifact_uri": source, "metrics": {}, "stage": "production"}
@@ -339,7 +341,7 @@ def test_a_researcher_does_not_register_into_a_stage(signed_in: SignedIn) -> Non
 
 
 @pytest.mark.parametrize("body", [b"{", b'{"run_id": NaN}', '{"run_id": "x"}'.encode("utf-16"), b"[" * 5000])
-def test_a_body_that_cannot_be_read_names_nothing_and_is_refused(signed_in: SignedIn, body: bytes) -> None:
+def test_malformed_body_is_refused_with_400(signed_in: SignedIn, body: bytes) -> None:
     headers = {"Content-Type": "application/json"}
     answer = signed_in.acme.admin.post(f"{M}/runs/update", content=body, headers=headers)
     assert (answer.status_code, answer.json()["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
@@ -356,7 +358,7 @@ TAKEN_BEFORE = f"{M}/registered-models/alias"
     [request for request in REQUESTS if request[1] not in ANOTHERS_JOB],
     ids=lambda asked: f"{asked[0]} {asked[1]} {sorted(asked[2])}",
 )
-def test_what_a_role_may_do_is_done(signed_in: SignedIn, app: FastAPI, request_: Request) -> None:
+def test_permitted_request_succeeds_for_every_permitted_role(signed_in: SignedIn, app: FastAPI, request_: Request) -> None:
     """Refusals alone were looked at: a guard that hid all that is a researcher's from him was seen by nobody."""
     method, path, options = request_
     match = Routes(app).match(method, without_names(path))

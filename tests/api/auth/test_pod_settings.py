@@ -37,12 +37,12 @@ def settings_of(folder: Path, *, signs_in: bool = True, **scheduler: Any) -> Set
         ({"env": {"LD_PRELOAD": "/tmp/mine.so"}}, "rights of this server's own user"),
     ],
 )
-def test_job_is_refused_what_the_operator_does_not_list(signed_in: SignedIn, given: dict[str, Any], words: str) -> None:
+def test_unlisted_pod_setting_is_refused(signed_in: SignedIn, given: dict[str, Any], words: str) -> None:
     answer = signed_in.acme.admin.post("/v1/jobs", json={"name": "mine", "dataset": "d", **given})
     assert answer.status_code == 403 and words in answer.json()["message"], answer.text
 
 
-def test_listed_secrets_and_claims_are_everybody_s(tmp_path: Path) -> None:
+def test_listed_secrets_and_claims_are_allowed(tmp_path: Path) -> None:
     pod = PodSettings.model_validate(POD)
     allow_pod_settings(settings_of(tmp_path, user_secrets=("wandb", "registry"), user_claims=("corpus",)), pod)
     allow_pod_settings(settings_of(tmp_path, signs_in=False), pod)
@@ -50,7 +50,7 @@ def test_listed_secrets_and_claims_are_everybody_s(tmp_path: Path) -> None:
         allow_pod_settings(settings_of(tmp_path, user_secrets=("wandb",), user_claims=("corpus",)), pod)
 
 
-def test_commands_are_everybody_s_where_organizations_have_namespaces_of_their_own(tmp_path: Path) -> None:
+def test_commands_and_images_are_allowed_with_one_namespace_per_organization(tmp_path: Path) -> None:
     own = settings_of(tmp_path, backend="kubernetes", namespace_per_organization=True)
     allow_command(own, from_own_user=False)
     recipe = Recipe.named("smollm2-135m-lora")
@@ -66,7 +66,7 @@ def test_commands_are_everybody_s_where_organizations_have_namespaces_of_their_o
         allow_command(without_sign_in, from_own_user=False)
 
 
-def test_on_a_cluster_commands_and_variables_have_the_rights_of_their_pod_alone(tmp_path: Path) -> None:
+def test_commands_and_variables_are_allowed_on_a_cluster_where_the_operator_permits_them(tmp_path: Path) -> None:
     cluster = settings_of(tmp_path, backend="kubernetes", user_commands=True)
     allow_command(cluster, from_own_user=False)
     allow_variables(cluster, {"LD_PRELOAD": "/opt/lib.so"}, from_own_user=False)

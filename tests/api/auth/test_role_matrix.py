@@ -134,14 +134,16 @@ def seen(organization: Organization) -> list[tuple[str, int, str]]:
     return [(path, answer.status_code, answer.text) for path, answer in answers]
 
 
-def test_each_route_is_listed_and_nothing_else(app: FastAPI) -> None:
+def test_role_matrix_lists_exactly_the_served_routes(app: FastAPI) -> None:
     served = {first_of_its_mirrors(route.shape) for route in Routes(app).all}
     listed = [NAMES_OF_PARAMETERS.sub("{}", route) for route, _ in WHO_MAY]
     assert served - set(listed) == set(), "say in role_matrix who may call it"
     assert sorted(listed) == sorted(served), "a line for what is not there, or twice"
 
 
-def test_who_may_call_what_of_whom(signed_in: SignedIn, app: FastAPI, callers: list[Caller]) -> None:
+def test_every_route_admits_only_permitted_roles_and_own_objects(
+    signed_in: SignedIn, app: FastAPI, callers: list[Caller]
+) -> None:
     may = {NAMES_OF_PARAMETERS.sub("{}", route): letters for route, letters in WHO_MAY}
     acme, rival = signed_in.acme, signed_in.rival
     before = seen(acme), seen(rival)

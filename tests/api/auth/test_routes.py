@@ -78,7 +78,7 @@ def test_only_the_probes_and_signed_links_are_open(app: FastAPI) -> None:
     assert public == OPEN
 
 
-def test_every_id_that_a_request_may_carry_is_looked_up(app: FastAPI) -> None:
+def test_every_id_parameter_is_known_to_the_organization_check(app: FastAPI) -> None:
     """A route that names an object in words of its own would pass the guard unseen."""
     document = app.openapi()
     names = {name for route in Routes(app).all for name in route.pattern.groupindex}
@@ -95,7 +95,7 @@ def test_every_id_that_a_request_may_carry_is_looked_up(app: FastAPI) -> None:
 
 
 @pytest.mark.requirement("W1")
-def test_without_a_valid_token_every_route_answers_401(signed_in: SignedIn, app: FastAPI) -> None:
+def test_every_route_answers_401_without_a_valid_token(signed_in: SignedIn, app: FastAPI) -> None:
     iam = signed_in.iam
     claims = iam.claims("ann", "acme", "ml-admin")
     tokens = {
@@ -127,7 +127,7 @@ def test_without_a_valid_token_every_route_answers_401(signed_in: SignedIn, app:
 
 
 @pytest.mark.parametrize("pair", ["admin:password1234", "admin:password", "admin:admin", "admin:", ":"])
-def test_a_default_password_opens_no_route(signed_in: SignedIn, app: FastAPI, pair: str) -> None:
+def test_default_basic_auth_password_is_rejected_by_every_route(signed_in: SignedIn, app: FastAPI, pair: str) -> None:
     """CVE-2026-2635. MLflow's server with basic auth begins with the first of these, and its clients send such pairs."""
     encoded = base64.b64encode(pair.encode()).decode()
     user, _, password = pair.partition(":")
@@ -145,7 +145,7 @@ def test_a_default_password_opens_no_route(signed_in: SignedIn, app: FastAPI, pa
     assert signed_in.acme.admin.get("/signup").status_code == 404, "nobody is let in by a password of his own"
 
 
-def test_a_path_that_is_no_route_needs_a_token_too(signed_in: SignedIn) -> None:
+def test_unknown_path_answers_401_without_a_token(signed_in: SignedIn) -> None:
     assert httpx.get(f"{signed_in.server.url}/nothing/here", trust_env=False).status_code == 401
     answer = signed_in.acme.viewer.get("/nothing/here")
     assert (answer.status_code, answer.json()["error_code"]) == (404, "ENDPOINT_NOT_FOUND")
@@ -154,7 +154,7 @@ def test_a_path_that_is_no_route_needs_a_token_too(signed_in: SignedIn) -> None:
 
 
 @pytest.mark.requirement("W3")
-def test_a_researcher_cancels_and_resumes_his_own_jobs_only(signed_in: SignedIn) -> None:
+def test_researcher_cancels_and_resumes_only_own_jobs(signed_in: SignedIn) -> None:
     acme = signed_in.acme
     own = acme.researcher.post("/v1/jobs", json={"name": "own", "dataset": "corpus"}).json()["id"]
     others = acme.admin.post("/v1/jobs", json={"name": "others", "dataset": "corpus"}).json()["id"]
@@ -167,7 +167,7 @@ def test_a_researcher_cancels_and_resumes_his_own_jobs_only(signed_in: SignedIn)
     assert acme.admin.post(f"/v1/jobs/{others}/resume").json()["status"] == "queued"
 
 
-def test_a_route_that_nobody_listed_is_refused_to_an_admin(tmp_path: Path) -> None:
+def test_undeclared_route_is_refused_even_to_admin(tmp_path: Path) -> None:
     """The same guard in front of an application with a route too many."""
     with Iam() as iam:
         settings = Settings.load({"HANZO_ML_HOME": str(tmp_path), "HANZO_ML_AUTH_IAM_URL": iam.url})

@@ -51,7 +51,7 @@ def refused(tokens: Tokens, authorization: str | None) -> HanzoError:
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_each_kind_of_key_signs_a_caller_in(iam: Iam, number: int) -> None:
+def test_token_signed_with_each_key_type_is_accepted(iam: Iam, number: int) -> None:
     claims = iam.claims("ann", "acme", "ml-admin", "ml-viewer", "somebody-elses-role")
     caller = signed_in(Tokens(settings(iam), SigningKeys(settings(iam))), iam.keys[number].sign(claims))
     assert caller == Caller("ann", "acme", frozenset({"ml-admin", "ml-viewer"}))
@@ -125,23 +125,23 @@ def test_wrong_claims_are_refused(iam: Iam, what: str) -> None:
 
 
 @pytest.mark.parametrize("roles", [[], ["admin"], None, {"ml-admin": True}, 7])
-def test_a_user_without_a_role_of_ours_is_forbidden(iam: Iam, roles: Any) -> None:
+def test_user_without_a_known_role_is_forbidden(iam: Iam, roles: Any) -> None:
     error = refused(Tokens(settings(iam), SigningKeys(settings(iam))), f"Bearer {iam.token('ann', 'acme', roles=roles)}")
     assert error.code is ErrorCode.PERMISSION_DENIED
 
 
 @pytest.mark.parametrize("header", [None, "", "Basic YW5uOnB3", "Bearer", "Bearer  "])
-def test_other_headers_are_refused(iam: Iam, header: str | None) -> None:
+def test_malformed_authorization_header_is_refused(iam: Iam, header: str | None) -> None:
     assert refused(Tokens(settings(iam), SigningKeys(settings(iam))), header).code is ErrorCode.UNAUTHENTICATED
 
 
-def test_clocks_may_differ_a_little(iam: Iam) -> None:
+def test_token_times_tolerate_small_clock_skew(iam: Iam) -> None:
     tokens = Tokens(settings(iam), SigningKeys(settings(iam)))
     now = int(time.time())
     assert signed_in(tokens, iam.token("ann", "acme", "ml-viewer", nbf=now + 10, iat=now + 10, exp=now - 10))
 
 
-def test_a_new_key_is_fetched_but_not_for_every_unknown_name(iam: Iam) -> None:
+def test_signing_keys_are_refetched_for_unknown_key_ids_at_a_limited_rate(iam: Iam) -> None:
     clock = Clock()
     tokens = Tokens(settings(iam), SigningKeys(settings(iam), clock))
     signed_in(tokens, iam.token("ann", "acme", "ml-viewer"))
@@ -155,7 +155,7 @@ def test_a_new_key_is_fetched_but_not_for_every_unknown_name(iam: Iam) -> None:
     assert iam.asked == 2
 
 
-def test_a_withdrawn_key_verifies_no_more_also_for_tokens_seen_before(iam: Iam) -> None:
+def test_withdrawn_key_invalidates_even_cached_tokens(iam: Iam) -> None:
     clock = Clock()
     tokens = Tokens(settings(iam), SigningKeys(settings(iam), clock))
     old = iam.token("ann", "acme", "ml-viewer")
@@ -166,7 +166,7 @@ def test_a_withdrawn_key_verifies_no_more_also_for_tokens_seen_before(iam: Iam) 
     assert refused(tokens, f"Bearer {old}").code is ErrorCode.UNAUTHENTICATED
 
 
-def test_while_the_iam_is_down_old_keys_hold_until_their_limit(iam: Iam) -> None:
+def test_cached_keys_stay_valid_until_their_limit_while_iam_is_down(iam: Iam) -> None:
     clock = Clock()
     tokens = Tokens(settings(iam), SigningKeys(settings(iam), clock))
     token, other = (iam.token(user, "acme", "ml-viewer") for user in ("ann", "bob"))
@@ -181,7 +181,7 @@ def test_while_the_iam_is_down_old_keys_hold_until_their_limit(iam: Iam) -> None
     assert signed_in(tokens, token)
 
 
-def test_an_iam_that_never_answered_is_unavailable_not_unauthenticated(iam: Iam) -> None:
+def test_unreachable_iam_is_reported_as_temporarily_unavailable(iam: Iam) -> None:
     iam.go_away()
     error = refused(Tokens(settings(iam), SigningKeys(settings(iam))), f"Bearer {iam.token('ann', 'acme', 'ml-viewer')}")
     assert error.code is ErrorCode.TEMPORARILY_UNAVAILABLE
@@ -196,7 +196,7 @@ def test_a_redirect_is_not_followed(iam: Iam) -> None:
         assert evil.asked == 0
 
 
-def test_only_keys_that_sign_are_taken() -> None:
+def test_only_strong_signature_keys_are_accepted_from_the_jwks() -> None:
     good = Key("good", "RS256").jwk
     short = Key("short", "RS256")
     short.private = rsa.generate_private_key(65537, 1024)

@@ -17,7 +17,7 @@ def by_cookie(signed_in: SignedIn, user: str = "ann", org: str = "acme", role: s
     return httpx.Client(base_url=signed_in.server.url, cookies={COOKIE: token}, timeout=60, trust_env=False)
 
 
-def test_a_person_without_a_token_is_shown_where_to_sign_in_and_a_program_is_not(signed_in: SignedIn) -> None:
+def test_browser_without_token_gets_the_sign_in_page_and_a_program_gets_json(signed_in: SignedIn) -> None:
     for path in ("/", "/login", f"{MLFLOW}/experiments/search"):
         answer = httpx.get(signed_in.server.url + path, headers=PERSON, trust_env=False)
         assert answer.status_code == 401 and "Sign in" in answer.text and answer.headers["www-authenticate"] == "Bearer"
@@ -26,7 +26,7 @@ def test_a_person_without_a_token_is_shown_where_to_sign_in_and_a_program_is_not
         assert httpx.get(signed_in.server.url + path, trust_env=False).json()["error_code"] == "UNAUTHENTICATED"
 
 
-def test_the_cookie_is_for_reads_of_ones_own_organization(signed_in: SignedIn) -> None:
+def test_cookie_reads_only_the_users_own_organization(signed_in: SignedIn) -> None:
     acme, rival = by_cookie(signed_in), by_cookie(signed_in, "eve", "rival")
     run = signed_in.acme.ids["run"]
     search = {"experiment_ids": [signed_in.acme.ids["experiment"]]}
@@ -49,17 +49,17 @@ def test_the_cookie_is_for_reads_of_ones_own_organization(signed_in: SignedIn) -
         ("PUT", "/api/2.0/mlflow-artifacts/artifacts/1/r/artifacts/login"),
     ],
 )
-def test_the_cookie_changes_nothing_not_even_an_admin_s(signed_in: SignedIn, method: str, path: str) -> None:
+def test_cookie_of_an_admin_cannot_write(signed_in: SignedIn, method: str, path: str) -> None:
     assert by_cookie(signed_in).request(method, path, json={}).status_code == 401
 
 
-def test_another_site_cannot_use_the_cookie(signed_in: SignedIn) -> None:
+def test_cookie_sent_from_another_site_is_refused(signed_in: SignedIn) -> None:
     for site in ("cross-site", "same-site"):
         assert by_cookie(signed_in).get("/v1/runs/x", headers={"Sec-Fetch-Site": site}).status_code == 401
     assert by_cookie(signed_in).get("/version", headers={"Sec-Fetch-Site": "same-origin"}).status_code == 200
 
 
-def test_what_signs_in_is_a_valid_token_that_a_browser_can_keep(signed_in: SignedIn) -> None:
+def test_login_requires_a_valid_token_that_fits_a_cookie(signed_in: SignedIn) -> None:
     url = f"{signed_in.server.url}/login"
     assert httpx.post(url, headers={"Authorization": "Bearer nonsense"}, trust_env=False).status_code == 401
     assert by_cookie(signed_in).post("/login").status_code == 400, "a cookie makes no cookie"

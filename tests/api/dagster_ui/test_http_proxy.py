@@ -24,7 +24,7 @@ def ask(client: httpx.Client, query: str, **more: Any) -> httpx.Response:
     return client.post(GRAPHQL, json={"query": query, **more})
 
 
-def test_pages_and_files_are_for_those_who_signed_in(installation: Installation) -> None:
+def test_pages_and_files_require_sign_in(installation: Installation) -> None:
     assert installation.reached_dagster(lambda: httpx.get(f"{installation.server.url}/dagster/", trust_env=False)) == []
     shown = httpx.get(f"{installation.server.url}/dagster/runs", headers=PERSON, trust_env=False)
     assert shown.status_code == 401 and "Sign in" in shown.text
@@ -61,7 +61,7 @@ def test_dagster_sees_neither_credentials_nor_the_connection(installation: Insta
     assert received.headers["if-none-match"] == "7"
 
 
-def test_roles_for_graphql(installation: Installation) -> None:
+def test_graphql_mutations_require_the_role_that_permits_them(installation: Installation) -> None:
     viewer, researcher, admin = map(installation.client, ("viewer", "researcher", "admin"))
     for client in (viewer, researcher, admin):
         assert ask(client, "{ version }").json() == {"data": {"version": "1.13"}}
@@ -91,7 +91,7 @@ def test_researcher_does_not_end_another_users_job(installation: Installation) -
         assert ask(admin, TERMINATE).status_code == 200
 
 
-def test_mutations_are_on_record_with_name_and_run(installation: Installation) -> None:
+def test_mutations_are_audited_with_name_and_run(installation: Installation) -> None:
     installation.dagster.answer = {
         "data": {"launchPipelineExecution": {"__typename": "LaunchRunSuccess", "run": {"id": "run-7"}}}
     }
@@ -136,14 +136,14 @@ def test_page_of_this_server_uses_the_cookie(installation: Installation) -> None
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/graphql", "application/x-www-form-urlencoded", ""])
-def test_a_form_is_no_graphql(installation: Installation, content_type: str) -> None:
+def test_graphql_post_with_form_content_type_is_refused(installation: Installation, content_type: str) -> None:
     body = json.dumps({"query": "mutation { reloadWorkspace { __typename } }"})
     client = installation.client("admin")
     send = {"content": body, "headers": {"Content-Type": content_type}}
     assert installation.reached_dagster(lambda: client.post(f"{GRAPHQL}?query=mutation{{x}}", **send)) == []
 
 
-def test_parameters_that_name_two_documents_reach_dagster_as_one(installation: Installation) -> None:
+def test_request_with_two_documents_reaches_dagster_with_the_validated_one(installation: Installation) -> None:
     viewer = installation.client("viewer")
     body = '{"query": "mutation { deleteRun }", "query": "{ version }"}'
     sent = installation.reached_dagster(
@@ -152,7 +152,7 @@ def test_parameters_that_name_two_documents_reach_dagster_as_one(installation: I
     assert [(received.json["query"], received.query) for received in sent] == [("{ version }", "")]
 
 
-def test_query_in_an_address_only_reads(installation: Installation) -> None:
+def test_graphql_get_request_only_reads(installation: Installation) -> None:
     admin = installation.client("admin")
     [received] = installation.reached_dagster(lambda: admin.get(GRAPHQL, params={"query": "{ version }", "other": "1"}))
     assert received.query == "query=%7B+version+%7D" or "version" in received.query
@@ -167,7 +167,7 @@ def test_query_in_an_address_only_reads(installation: Installation) -> None:
     assert page.query == "", "the page to write queries in is a file"
 
 
-def test_events_are_reported_by_admins(installation: Installation) -> None:
+def test_reporting_asset_events_requires_admin(installation: Installation) -> None:
     path = "/dagster/report_asset_materialization/models/a/version"
     for role in ("viewer", "researcher"):
         client = installation.client(role)
@@ -210,7 +210,7 @@ def test_bodies_are_limited(installation: Installation) -> None:
     assert client.post(GRAPHQL, content=chunks, headers={"Content-Type": "application/json"}).status_code in (400, 413)
 
 
-def test_logs_are_streamed_and_given_up_with_the_client(installation: Installation) -> None:
+def test_log_stream_is_cancelled_when_the_client_disconnects(installation: Installation) -> None:
     with installation.client("viewer").stream("GET", "/dagster/logs/endless") as answer:
         chunks = answer.iter_bytes()
         assert b"line" in next(chunks) and b"line" in next(chunks)
@@ -221,7 +221,7 @@ def test_logs_are_streamed_and_given_up_with_the_client(installation: Installati
 
 
 @pytest.mark.requirement("W5")
-def test_several_organizations_share_it_with_the_admins_of_one(tmp_path: Path) -> None:
+def test_only_admins_of_the_admin_organization_reach_dagster_with_several_organizations(tmp_path: Path) -> None:
     with Iam() as iam:
         extra = {"HANZO_ML_DAGSTER_ADMIN_ORGANIZATION": "platform"}
         with signed_in_server(tmp_path, iam, f"http://127.0.0.1:{free_port()}", **extra) as server:
@@ -240,7 +240,7 @@ def test_several_organizations_share_it_with_the_admins_of_one(tmp_path: Path) -
             assert installation.client("researcher", "platform").get("/dagster/").status_code == 403
 
 
-def test_installation_made_for_several_organizations_is_closed_before_the_second_comes(tmp_path: Path) -> None:
+def test_multi_organization_installation_is_closed_before_a_second_organization_exists(tmp_path: Path) -> None:
     with Iam() as iam:
         extra = {"HANZO_ML_SCHEDULER_NAMESPACE_PER_ORGANIZATION": "true"}
         with signed_in_server(tmp_path, iam, f"http://127.0.0.1:{free_port()}", **extra) as server:
@@ -251,7 +251,7 @@ def test_installation_made_for_several_organizations_is_closed_before_the_second
             assert installation.client("admin", "default").get("/dagster/").status_code == 503
 
 
-def test_without_dagster_the_page_says_what_to_do(tmp_path: Path) -> None:
+def test_page_explains_how_to_start_dagster_when_it_is_down(tmp_path: Path) -> None:
     with Iam() as iam, signed_in_server(tmp_path, iam, f"http://127.0.0.1:{free_port()}") as server:
         installation = Installation(server, iam, None)  # type: ignore[arg-type]
         viewer = installation.client("viewer")
@@ -264,7 +264,7 @@ def test_without_dagster_the_page_says_what_to_do(tmp_path: Path) -> None:
         assert viewer.get("/v1/addresses").json()["dagster"] == f"{server.url}/dagster"
 
 
-def test_on_one_machine_it_leads_to_dagsters_own_port(tmp_path: Path) -> None:
+def test_local_server_redirects_to_dagsters_own_port(tmp_path: Path) -> None:
     with ServerProcess(tmp_path) as server, httpx.Client(base_url=server.url, trust_env=False) as http:
         answer = http.get("/dagster/runs")
         assert (answer.status_code, answer.headers["location"]) == (307, "http://127.0.0.1:3000/runs")
@@ -272,7 +272,7 @@ def test_on_one_machine_it_leads_to_dagsters_own_port(tmp_path: Path) -> None:
         assert http.post(GRAPHQL, json={"query": "{ version }"}).status_code == 404
 
 
-def test_refusal_has_the_form_of_what_was_asked_for(installation: Installation) -> None:
+def test_refusal_has_the_shape_of_the_requested_graphql_data(installation: Installation) -> None:
     viewer = installation.client("viewer")
     aliased = ask(viewer, 'mutation { again: terminateRun(runId: "1") { __typename } }').json()
     assert aliased["data"]["again"]["message"] == aliased["message"] and "errors" not in aliased

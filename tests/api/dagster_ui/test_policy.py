@@ -37,7 +37,7 @@ def launch(*assets: str, **params: Any) -> dict[str, Any]:
         "query ($id: ID!) { runOrError(runId: $id) { ...F } } fragment F on Run { id }",
     ],
 )
-def test_everybody_reads(query: str) -> None:
+def test_every_role_may_read(query: str) -> None:
     assert [answer(caller, query) for caller in (VIEWER, RESEARCHER, ADMIN)] == [None] * 3
 
 
@@ -96,7 +96,7 @@ def test_researcher_launches_selected_assets_but_does_not_promote() -> None:
     assert answer(ADMIN, LAUNCH, variables=promoted) is None
 
 
-def test_launch_without_a_selection_would_promote_too() -> None:
+def test_launch_without_asset_selection_is_refused_because_it_would_promote() -> None:
     for variables in (launch(), {"params": {"selector": JOB}}, {"params": {"selector": JOB | {"assetSelection": None}}}):
         assert "Select the assets" in str(answer(RESEARCHER, LAUNCH, variables=variables))
     checks = launch() | {}
@@ -115,14 +115,14 @@ def test_launch_without_a_selection_would_promote_too() -> None:
         {"assetSelection": [{"path": "promotion"}]},
     ],
 )
-def test_backfill_is_checked_like_a_launch(backfill: dict[str, Any]) -> None:
+def test_backfill_that_promotes_is_refused_to_researcher(backfill: dict[str, Any]) -> None:
     query = "mutation M($b: LaunchBackfillParams!) { launchPartitionBackfill(backfillParams: $b) { __typename } }"
     assert answer(RESEARCHER, query, variables={"b": backfill})
     harmless = {"assetSelection": [{"path": ["models", "a", "checkpoint"]}], "partitionNames": ["1"]}
     assert answer(RESEARCHER, query, variables={"b": harmless}) is None
 
 
-def test_arguments_are_found_in_literals_defaults_and_strings() -> None:
+def test_promotion_is_detected_in_literals_defaults_and_json_strings() -> None:
     literal = 'mutation { launchRun(executionParams: {selector: {assetSelection: [{path: ["a", "promotion"]}]}}) { id } }'
     default = (
         'mutation ($p: ExecutionParams = {selector: {assetSelection: [{path: ["a", "promotion"]}]}})'
@@ -134,7 +134,7 @@ def test_arguments_are_found_in_literals_defaults_and_strings() -> None:
     assert "models:promote" in str(answer(RESEARCHER, LAUNCH, variables=variables))
 
 
-def test_run_tags_do_not_change_pods_or_reach_other_organizations() -> None:
+def test_researcher_cannot_set_pod_config_or_another_organization_by_run_tags() -> None:
     for tag, allowed in (
         ({"key": "dagster-k8s/config", "value": "{}"}, False),
         ({"key": "hanzo_ml/organization", "value": "rival"}, False),
@@ -160,7 +160,7 @@ def test_researcher_ends_own_runs_and_those_of_the_ui() -> None:
     assert run_refusal(ADMIN, other, runs, users) is None
 
 
-def test_repeating_a_run_that_promoted_is_promoting() -> None:
+def test_reexecution_of_a_promoting_run_needs_promote_permission() -> None:
     query = "mutation M($r: ReexecutionParams) { launchRunReexecution(reexecutionParams: $r) { __typename } }"
     request = read_request({"query": query, "variables": {"r": {"parentRunId": "1", "strategy": "ALL_STEPS"}}})
     assert refusal(RESEARCHER, request) is None
@@ -191,6 +191,6 @@ def test_unreadable_request_is_refused(document: Any, words: str) -> None:
         read_request(document)
 
 
-def test_dagster_gets_only_what_was_read() -> None:
+def test_only_parsed_graphql_fields_are_forwarded_to_dagster() -> None:
     given = {"query": "{ version }", "variables": '{"a": 1}', "operationName": None, "extensions": {"x": 1}, "id": 5}
     assert read_request(given).content == {"query": "{ version }", "variables": {"a": 1}, "operationName": None}

@@ -50,7 +50,9 @@ def start(socket: ClientConnection, query: str, kind: str = "start", **payload: 
 
 @pytest.mark.parametrize("role", ["viewer", "researcher", "admin"])
 @pytest.mark.parametrize(("protocol", "kind"), [("graphql-ws", "start"), ("graphql-transport-ws", "subscribe")])
-def test_subscriptions_go_both_ways(installation: Installation, role: str, protocol: str, kind: str) -> None:
+def test_subscription_messages_are_proxied_in_both_directions(
+    installation: Installation, role: str, protocol: str, kind: str
+) -> None:
     headers = {"Authorization": f"Bearer {installation.token(role)}"}
     with open_socket(installation, protocol=protocol, **headers) as socket:
         assert socket.subprotocol == protocol
@@ -97,7 +99,7 @@ def test_long_message_ends_the_connection(installation: Installation) -> None:
             socket.recv(timeout=10)
 
 
-def test_dagster_closes_the_connection(installation: Installation) -> None:
+def test_connection_closed_by_dagster_closes_the_client_normally(installation: Installation) -> None:
     with open_as(installation, "viewer") as socket:
         send(socket, type="connection_terminate")
         with pytest.raises(ConnectionClosed) as closed:
@@ -105,7 +107,7 @@ def test_dagster_closes_the_connection(installation: Installation) -> None:
     assert closed.value.rcvd is not None and closed.value.rcvd.code == 1000
 
 
-def test_handshake_needs_a_token_of_a_person(installation: Installation) -> None:
+def test_handshake_requires_a_users_token_and_the_graphql_path(installation: Installation) -> None:
     known = len(installation.dagster.received)
     assert refused_status(installation) == 401
     assert refused_status(installation, Authorization="Bearer nonsense") == 401
@@ -116,7 +118,7 @@ def test_handshake_needs_a_token_of_a_person(installation: Installation) -> None
     assert all(received.method != "websocket" for received in installation.dagster.received[known:])
 
 
-def test_tokens_of_jobs_programs_and_the_engine_open_nothing(installation: Installation) -> None:
+def test_tokens_of_jobs_pods_and_engine_are_refused(installation: Installation) -> None:
     with installation.client("admin") as admin:
         records = {"files": ("a.jsonl", b'{"instruction": "1+1", "answer": "2"}\n' * 4, "application/jsonl")}
         admin.post("/v1/datasets", data={"name": "tokens"}, files=records)
@@ -147,7 +149,7 @@ def test_only_pages_of_this_server_use_the_cookie(installation: Installation) ->
     assert refused_status(installation, **bearer, Origin="http://127.0.0.1:1") == 403
 
 
-def test_handshake_names_this_server(installation: Installation) -> None:
+def test_handshake_with_foreign_host_header_is_refused(installation: Installation) -> None:
     headers = {
         "Authorization": f"Bearer {installation.token('viewer')}",
         "Connection": "Upgrade",
@@ -161,7 +163,7 @@ def test_handshake_names_this_server(installation: Installation) -> None:
     assert answer.status_code == 403
 
 
-def test_refused_handshake_is_on_record(installation: Installation) -> None:
+def test_refused_handshake_is_audited(installation: Installation) -> None:
     bearer = {"Authorization": f"Bearer {installation.token('viewer')}"}
     assert refused_status(installation, **bearer, Origin="http://evil.example:80") == 403
     assert refused_status(installation, **bearer, Origin="http://127.0.0.1:1") == 403
@@ -193,14 +195,14 @@ def test_expired_token_starts_no_subscription(installation: Installation) -> Non
             socket.recv(timeout=10)
 
 
-def test_without_dagster_the_handshake_says_so(tmp_path: Path) -> None:
+def test_handshake_answers_503_when_dagster_is_down(tmp_path: Path) -> None:
     with Iam() as iam, signed_in_server(tmp_path, iam, f"http://127.0.0.1:{free_port()}") as server:
         installation = Installation(server, iam, None)  # type: ignore[arg-type]
         bearer = {"Authorization": f"Bearer {installation.token('viewer')}"}
         assert refused_status(installation, **bearer) == 503
 
 
-def test_server_that_ends_closes_its_websockets(tmp_path: Path, installation: Installation) -> None:
+def test_server_shutdown_closes_open_websockets(tmp_path: Path, installation: Installation) -> None:
     with signed_in_server(tmp_path, installation.iam, installation.dagster.url) as server:
         other = Installation(server, installation.iam, installation.dagster)
         with open_as(other, "viewer") as socket:

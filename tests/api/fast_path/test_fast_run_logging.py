@@ -83,7 +83,7 @@ def check_both_ways(http: TestClient, call: str, text: bytes) -> None:
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(call=calls, named=run_ids)
-def test_any_value_of_any_member_means_the_same(
+def test_any_field_value_is_handled_equally_on_both_paths(
     http: TestClient, call: tuple[str, dict[str, Any]], named: dict[str, Any]
 ) -> None:
     path, body = call
@@ -92,7 +92,7 @@ def test_any_value_of_any_member_means_the_same(
 
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_what_is_no_json_is_refused_both_ways(http: TestClient, data: st.DataObject) -> None:
+def test_mutated_json_is_handled_equally_on_both_paths(http: TestClient, data: st.DataObject) -> None:
     """Bytes of a good body are replaced, taken out or put in. Only what the short way takes can differ."""
     text = bytearray(b'{"run_id":"RUN","key":"loss","value":1.5,"timestamp":7,"x":{"y":["z",-1e5,null,true]}}')
     place = data.draw(st.integers(0, len(text) - 1))
@@ -116,7 +116,7 @@ USUAL: dict[str, tuple[Decode, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("call", USUAL)
-def test_the_usual_body_takes_the_short_way(call: str) -> None:
+def test_common_body_takes_the_fast_path(call: str) -> None:
     decode, body = USUAL[call]
     found = decode(json.dumps({"run_id": "r", **body}).encode(), "o")
     assert found is not None
@@ -124,12 +124,12 @@ def test_the_usual_body_takes_the_short_way(call: str) -> None:
 
 
 @pytest.mark.parametrize("call", USUAL)
-def test_a_member_that_is_not_known_is_judged_by_the_comfortable_way(call: str) -> None:
+def test_body_with_an_unknown_field_falls_back_to_the_regular_path(call: str) -> None:
     decode, body = USUAL[call]
     assert decode(json.dumps({"run_id": "r", "runId": "s", **body}).encode(), "o") is None
 
 
-def test_a_large_body_in_parts_arrives_whole(http: TestClient) -> None:
+def test_large_chunked_body_arrives_complete(http: TestClient) -> None:
     run = new_run(http)
     metrics = [{"key": f"k{number}", "value": number, "timestamp": number, "step": 1} for number in range(1000)]
     text = json.dumps({"run_id": run, "metrics": metrics}).encode()
@@ -138,7 +138,7 @@ def test_a_large_body_in_parts_arrives_whole(http: TestClient) -> None:
     assert len(http.get(f"{RUNS}/get", params={"run_id": run}).json()["run"]["data"]["metrics"]) == 1000
 
 
-def test_the_name_tag_renames(http: TestClient) -> None:
+def test_setting_the_run_name_tag_renames_the_run(http: TestClient) -> None:
     run = new_run(http)
     http.post(f"{RUNS}/set-tag", json={"run_id": run, "key": "mlflow.runName", "value": "second"})
     assert http.get(f"{RUNS}/get", params={"run_id": run}).json()["run"]["info"]["run_name"] == "second"
@@ -148,7 +148,7 @@ async def nothing() -> Any:
     await asyncio.Event().wait()
 
 
-def test_clients_that_send_nothing_hold_up_nobody_who_logs(tmp_path: Path) -> None:
+def test_stalled_clients_do_not_block_other_logging_clients(tmp_path: Path) -> None:
     """One that announces a body and is silent takes no room, and one that sends a part of it only that of its like."""
     scope = {"headers": [(b"content-type", b"application/json")], "state": {"caller": LOCAL}}
 
@@ -180,7 +180,7 @@ def test_clients_that_send_nothing_hold_up_nobody_who_logs(tmp_path: Path) -> No
     asyncio.run(test())
 
 
-def test_a_body_whose_rest_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incomplete_body_times_out_with_a_retryable_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("api.fast_path.middleware.BODY_SECONDS", 0.01)
     with pytest.raises(HanzoError, match="send it again") as refused:
         asyncio.run(whole_body({"type": "http.request", "body": b"{", "more_body": True}, nothing))

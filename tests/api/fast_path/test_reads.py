@@ -145,19 +145,19 @@ def check_both_ways(http: TestClient, method: str, path: str, **said: Any) -> No
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(body=run_searches)
-def test_searches_of_runs(http: TestClient, body: dict[str, Any]) -> None:
+def test_run_search_is_equal_on_both_paths(http: TestClient, body: dict[str, Any]) -> None:
     check_both_ways(http, "POST", "runs/search", json=body)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(body=experiment_searches)
-def test_searches_of_experiments(http: TestClient, body: dict[str, Any]) -> None:
+def test_experiment_search_is_equal_on_both_paths(http: TestClient, body: dict[str, Any]) -> None:
     check_both_ways(http, "POST", "experiments/search", json=body)
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(asked=queries)
-def test_what_a_query_asks_for(http: TestClient, asked: tuple[str, dict[str, str]]) -> None:
+def test_get_requests_are_answered_equally_on_both_paths(http: TestClient, asked: tuple[str, dict[str, str]]) -> None:
     """A GET that may have a body takes the comfortable way."""
     path, query = asked
     text = urlencode(query, quote_via=quote)
@@ -167,11 +167,11 @@ def test_what_a_query_asks_for(http: TestClient, asked: tuple[str, dict[str, str
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"null", b'{"max_results": NaN}', b"\xff", b'"x"', b"[" * 9999])
-def test_what_is_no_body_is_refused_both_ways(http: TestClient, text: bytes) -> None:
+def test_malformed_body_is_refused_equally_on_both_paths(http: TestClient, text: bytes) -> None:
     check_both_ways(http, "POST", "runs/search", content=text)
 
 
-def test_pages_go_on_both_ways(http: TestClient) -> None:
+def test_pagination_is_equal_on_both_paths(http: TestClient) -> None:
     body: dict[str, Any] = {"experiment_ids": ["0", "1"], "max_results": 2, "order_by": ["metrics.m DESC"]}
     seen: list[str] = []
     while True:
@@ -212,18 +212,18 @@ def fast_response(http: TestClient, method: str, path: str, query: str = "", bod
         ("metrics/get-history", "run_id=r5&metric_key=m&max_results=2&page_token="),
     ],
 )
-def test_the_usual_query_takes_the_short_way(http: TestClient, path: str, query: str) -> None:
+def test_common_get_request_takes_the_fast_path(http: TestClient, path: str, query: str) -> None:
     response = fast_response(http, "GET", path, query)
     assert response is not no_route and response.status_code == 200
 
 
 @pytest.mark.parametrize("path", ["runs/search", "experiments/search"])
-def test_the_usual_search_takes_the_short_way(http: TestClient, path: str) -> None:
+def test_common_search_takes_the_fast_path(http: TestClient, path: str) -> None:
     response = fast_response(http, "POST", path, body=b'{"experiment_ids": ["0"], "max_results": 5}')
     assert response is not no_route and response.status_code == 200
 
 
-def test_many_conditions_and_orders_at_once(http: TestClient) -> None:
+def test_search_with_more_conditions_than_sqlite_joins_is_equal_on_both_paths(http: TestClient) -> None:
     """More tables than SQLite joins."""
     text = " and ".join(f"params.none{number} != 'x'" for number in range(66))
     orders = [f"metrics.m{number}" for number in range(20)]

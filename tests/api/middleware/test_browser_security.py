@@ -26,7 +26,7 @@ def writing(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.mark.requirement("F5")
 @pytest.mark.parametrize("name", NAMES)
-def test_no_route_that_writes_is_taken_for_a_question(writing: list[str], name: str) -> None:
+def test_writing_routes_are_never_classified_as_reads(writing: list[str], name: str) -> None:
     """`DELETE .../artifacts/search` was, and any other of an object of such a name."""
     requests = [PARAMETER.sub(name, route).split(" ", 1) for route in writing]
     assert [(method, path) for method, path in requests if not changes_something(method, path)] == []
@@ -48,6 +48,6 @@ def test_no_route_that_writes_is_taken_for_a_question(writing: list[str], name: 
         "/login",
     ],
 )
-def test_a_question_is_none_by_another_method(path: str) -> None:
+def test_read_by_post_routes_count_as_writes_with_other_methods(path: str) -> None:
     assert not changes_something("POST", path)
     assert [method for method in ("PUT", "PATCH", "DELETE") if not changes_something(method, path)] == []

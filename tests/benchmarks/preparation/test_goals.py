@@ -13,7 +13,7 @@ def costs(ours: float, theirs: float | None, floor: float, kept: int = 9) -> dic
     return found
 
 
-def test_what_is_met_is_not_named() -> None:
+def test_met_goals_are_not_reported() -> None:
     assert goals_missed(costs(10, 50, 8)) == goals_missed(costs(10, None, 8)) == []
 
 
@@ -25,6 +25,6 @@ def test_what_is_met_is_not_named() -> None:
         (costs(10, 50, 8, kept=8), "9 records kept"),
     ],
 )
-def test_what_is_missed_is_named(measured: dict[str, Cost], words: str) -> None:
+def test_missed_goal_is_reported(measured: dict[str, Cost], words: str) -> None:
     (line,) = goals_missed(measured)
     assert words in line and "ours, 2 processes" in line

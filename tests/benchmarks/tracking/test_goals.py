@@ -25,7 +25,7 @@ def everything() -> Namespace:
 
 
 @pytest.mark.parametrize("peer", GOALS)
-def test_a_peer_that_is_too_near_is_missed_in_every_case(peer: str) -> None:
+def test_goal_is_missed_in_every_case_where_a_peer_is_too_close(peer: str) -> None:
     near, far = (measured(**{"ours": 1.0, peer: GOALS[peer] * by}) for by in (0.9, 1.1))
     assert len(goals_missed("sqlite", list(CASES), near, {"ours": GOOD})) == len(CASES)
     assert goals_missed("sqlite", list(CASES), far, {"ours": GOOD}) == []
@@ -35,16 +35,16 @@ def test_a_peer_that_is_too_near_is_missed_in_every_case(peer: str) -> None:
     ("idle", "said"), [(Idle(1.5, 80.0), "healthy after 1.50 s"), (Idle(1.0, 120.0), "idle with 120.00 MB")]
 )
 @pytest.mark.parametrize("ours", ["ours", "ours-workers"])
-def test_a_slow_start_and_a_large_server_are_missed(ours: str, idle: Idle, said: str) -> None:
+def test_slow_start_or_high_memory_misses_the_goal(ours: str, idle: Idle, said: str) -> None:
     (line,) = goals_missed("sqlite", [], {}, {ours: idle, "mlflow": Idle(30.0, 900.0)})
     assert f"{ours} is {said}" in line
 
 
-def test_a_goal_is_of_both_ways_to_run_mlflow() -> None:
+def test_goals_cover_both_mlflow_configurations() -> None:
     assert {"mlflow", "mlflow-1-worker", "fasttrackml"} == GOALS.keys() and GOALS.keys() <= KINDS.keys()
 
 
-def test_what_was_left_out_is_said_and_no_goal_of_it_is_met() -> None:
+def test_unmeasured_cases_are_listed_and_not_counted_as_met() -> None:
     assert left_out(everything()) == []
     assert verdict([], []) == "every goal is met"
     asked = everything()

@@ -8,6 +8,6 @@ from benchmarks.trainers.peers import PEERS, Peer, peer_program
 
 
 @pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
-def test_the_program_of_a_peer_is_there(peer: Peer) -> None:
+def test_peer_program_exists(peer: Peer) -> None:
     """They had been moved: each of them was told not to run, and the comparison went on without."""
     assert find_spec(peer_program(peer))

@@ -44,7 +44,7 @@ def run_for_real(uri: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.requirement("S8", "S9")
-def test_a_registered_model_says_which_checkpoint_it_is_of(cli: Cli, server: ServerProcess) -> None:
+def test_model_registration_prints_its_checkpoint(cli: Cli, server: ServerProcess) -> None:
     """`--artifact` is `checkpoint-final` where nothing is said, which means the last one."""
     with httpx.Client(base_url=server.url, trust_env=False) as http:
         run = http.post("/v1/runs", json={"experiment_name": "cli"}).json()["id"]
@@ -58,7 +58,7 @@ def test_a_registered_model_says_which_checkpoint_it_is_of(cli: Cli, server: Ser
 
 
 @pytest.mark.requirement("A1")
-def test_the_command_as_users_start_it_refuses_in_one_line(server: ServerProcess, tmp_path: Path) -> None:
+def test_installed_command_refuses_in_one_line(server: ServerProcess, tmp_path: Path) -> None:
     for arguments in (["dataset", "create", "--name", "d", "--path", str(tmp_path / "missing")], ["job", "get", "nobody"]):
         assert refusal(run_for_real(server.url, *arguments)) == refusal(run(server.url, *arguments))
 
@@ -72,9 +72,7 @@ def test_a_dataset_is_created_once_and_listed(cli: Cli, file: Callable[..., Path
     assert [(item["name"], item["version"], item["num_records"]) for item in listed] == [("listed", 1, 1)]
 
 
-def test_what_is_said_of_content_that_is_a_version_already_is_not_dropped_without_a_word(
-    cli: Cli, file: Callable[..., Path]
-) -> None:
+def test_options_ignored_for_an_existing_version_are_reported(cli: Cli, file: Callable[..., Path]) -> None:
     said = ["dataset", "create", "--name", "again", "--path", str(file(GOOD)), "--tag", "a b", "--metadata", "owner=me"]
     assert cli(*said).returncode == 0
     assert len(cli(*said).stdout.splitlines()) == 1, "all of it is said already"
@@ -96,7 +94,7 @@ def test_what_is_said_of_content_that_is_a_version_already_is_not_dropped_withou
     )
 
 
-def test_a_folder_of_files_keeps_its_names(cli: Cli, file: Callable[..., Path], tmp_path: Path) -> None:
+def test_folder_upload_accepts_equal_names_in_subfolders(cli: Cli, file: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / "folder" / "inner").mkdir(parents=True)
     (tmp_path / "folder" / "a.jsonl").write_text(GOOD)
     (tmp_path / "folder" / "inner" / "a.jsonl").write_text(GOOD.replace("lamp", "light"))
@@ -104,12 +102,12 @@ def test_a_folder_of_files_keeps_its_names(cli: Cli, file: Callable[..., Path], 
     assert done.returncode == 0 and "2 records" in done.stdout, done.stderr
 
 
-def test_a_path_that_is_not_there_is_named(cli: Cli, tmp_path: Path) -> None:
+def test_missing_path_is_refused_by_name(cli: Cli, tmp_path: Path) -> None:
     line = refusal(create(cli, tmp_path / "missing.jsonl"))
     assert f"there is no file or folder {tmp_path}/missing.jsonl: check --path" in line
 
 
-def test_the_format_is_what_the_endings_say(cli: Cli, file: Callable[..., Path], tmp_path: Path) -> None:
+def test_format_is_derived_from_file_endings(cli: Cli, file: Callable[..., Path], tmp_path: Path) -> None:
     done = cli("dataset", "create", "--name", "by-ending", "--path", str(file("a,b\n1,2\n", "DATA.CSV")), "--json")
     assert (json.loads(done.stdout)["format"], json.loads(done.stdout)["num_records"]) == ("csv", 1)
     (tmp_path / "many").mkdir()
@@ -121,7 +119,7 @@ def test_the_format_is_what_the_endings_say(cli: Cli, file: Callable[..., Path],
     assert "line 1: not JSON" in refusal(create(cli, file("words\n", "words.txt"))), "text is what is said to be text"
 
 
-def test_what_is_no_file_is_named_and_not_left_out(cli: Cli, file: Callable[..., Path], tmp_path: Path) -> None:
+def test_path_that_is_not_a_file_is_refused_by_name(cli: Cli, file: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / "links").mkdir()
     (tmp_path / "links" / "a.jsonl").symlink_to(file(GOOD))
     assert create(cli, tmp_path / "links", "linked").returncode == 0
@@ -135,7 +133,7 @@ def test_what_is_no_file_is_named_and_not_left_out(cli: Cli, file: Callable[...,
     assert "a\\\\b.jsonl' is not allowed: rename it" in refusal(create(cli, file(GOOD, "a\\b.jsonl")))
 
 
-def test_a_file_that_the_machine_refuses_is_named(cli: Cli, file: Callable[..., Path], tmp_path: Path) -> None:
+def test_file_system_error_names_the_file(cli: Cli, file: Callable[..., Path], tmp_path: Path) -> None:
     assert create(cli, file(GOOD), "to-nowhere").returncode == 0
     target = file("", "in-the-way") / "folder"
     line = refusal(cli("dataset", "checkout", "to-nowhere", "--to", str(target)))
@@ -143,28 +141,26 @@ def test_a_file_that_the_machine_refuses_is_named(cli: Cli, file: Callable[..., 
 
 
 @pytest.mark.requirement("D5")
-def test_a_malformed_line_is_named_by_number_and_reason(cli: Cli, file: Callable[..., Path]) -> None:
+def test_malformed_line_is_refused_with_number_and_reason(cli: Cli, file: Callable[..., Path]) -> None:
     assert "data.jsonl, line 2: not JSON" in refusal(create(cli, file(GOOD + "{broken\n")))
 
 
-def test_an_empty_file_is_named(cli: Cli, file: Callable[..., Path]) -> None:
+def test_empty_file_is_refused_by_name(cli: Cli, file: Callable[..., Path]) -> None:
     assert "data.jsonl is empty" in refusal(create(cli, file("")))
 
 
-def test_a_file_that_is_not_utf_8_is_named(cli: Cli, file: Callable[..., Path]) -> None:
+def test_non_utf_8_file_is_refused_by_name(cli: Cli, file: Callable[..., Path]) -> None:
     assert "data.jsonl, line 1: not UTF-8" in refusal(create(cli, file(GOOD.replace("keeper", "für").encode("latin-1"))))
 
 
 @pytest.mark.parametrize("name", ["data.json", "data.txt", "data"])
-def test_a_file_with_another_ending_is_taken_or_refused_by_its_own_name(
-    cli: Cli, file: Callable[..., Path], name: str
-) -> None:
+def test_file_with_another_ending_is_accepted_or_refused_by_name(cli: Cli, file: Callable[..., Path], name: str) -> None:
     done = create(cli, file(GOOD, name), "endings")
     if done.returncode:
         assert name in refusal(done)
 
 
-def test_nothing_of_a_refused_file_is_stored(cli: Cli, file: Callable[..., Path]) -> None:
+def test_refused_file_stores_nothing(cli: Cli, file: Callable[..., Path]) -> None:
     refusal(create(cli, file(GOOD + "[]\n"), "never"))
     assert json.loads(cli("dataset", "list", "--name", "never", "--json").stdout) == []
 
@@ -173,7 +169,7 @@ def test_a_bad_name_is_refused(cli: Cli, file: Callable[..., Path]) -> None:
     assert "dataset name '../x' is not allowed" in refusal(create(cli, file(GOOD), "../x"))
 
 
-def test_a_file_that_makes_python_stumble_is_still_one_line(cli: Cli, file: Callable[..., Path]) -> None:
+def test_nan_in_a_file_is_refused_in_one_line(cli: Cli, file: Callable[..., Path]) -> None:
     bad = '{"instruction": "x", "answer": "y", "score": NaN}\n'
     assert "data.jsonl, line 1" in refusal(create(cli, file(bad)))
 
@@ -185,7 +181,7 @@ def test_a_job_with_an_unknown_recipe_is_refused_with_the_recipes_there_are(cli:
     assert "unknown recipe 'smolm2'" in line and "smollm2-135m-lora" in line
 
 
-def test_a_job_with_a_parameter_that_no_recipe_has_is_refused_by_name(cli: Cli, file: Callable[..., Path]) -> None:
+def test_job_with_unknown_parameter_is_refused_by_name(cli: Cli, file: Callable[..., Path]) -> None:
     assert create(cli, file(GOOD), "for-jobs").returncode == 0
     config = file("name: x\ndataset: for-jobs\nparameters: {learning_rat: 1}\n", "job.yaml")
     assert "learning_rat" in refusal(cli("job", "submit", "--config", str(config)))
@@ -206,12 +202,12 @@ JOBS = {
 
 
 @pytest.mark.parametrize("what", JOBS)
-def test_a_bad_job_file_is_one_line(cli: Cli, file: Callable[..., Path], what: str) -> None:
+def test_invalid_job_file_is_refused_in_one_line(cli: Cli, file: Callable[..., Path], what: str) -> None:
     text, words = JOBS[what]
     assert words in refusal(cli("job", "submit", "--config", str(file(text, "job.yaml"))))
 
 
-def test_a_sweep_file_of_a_few_lines_that_stand_for_millions_is_one_line(cli: Cli, file: Callable[..., Path]) -> None:
+def test_sweep_file_with_alias_bomb_is_refused_in_one_line(cli: Cli, file: Callable[..., Path]) -> None:
     assert "aliases" in refusal(cli("hpo", "start", "--config", str(file(LISTS, "sweep.yaml"))))
 
 
@@ -222,7 +218,7 @@ def test_a_sweep_file_of_a_few_lines_that_stand_for_millions_is_one_line(cli: Cl
         (("job", "submit"), "name: x\ndataset: d\nname: y\n", "line 3: 'name'"),
     ],
 )
-def test_a_key_that_a_file_says_twice_is_named_with_its_line(
+def test_duplicate_key_is_refused_with_its_line(
     cli: Cli, file: Callable[..., Path], command: tuple[str, ...], text: str, words: str
 ) -> None:
     """YAML takes the last one, and the search or the job was another than its file says at first."""
@@ -238,18 +234,18 @@ def test_a_key_that_a_file_says_twice_is_named_with_its_line(
         (("hpo", "start"), "experiment: x\nsearch_space:\n  on: {}\n", 3, "on"),
     ],
 )
-def test_a_key_that_is_no_text_to_yaml_is_named_with_its_line(
+def test_non_text_key_is_refused_with_its_line(
     cli: Cli, file: Callable[..., Path], command: tuple[str, ...], text: str, line: int, key: str
 ) -> None:
     said = refusal(cli(*command, "--config", str(file(text, "odd.yaml"))))
     assert f"odd.yaml, line {line}: the key `{key}` is not a text in YAML: put it in quotes" in said
 
 
-def test_a_parameter_without_a_value_is_refused(cli: Cli, file: Callable[..., Path]) -> None:
+def test_set_option_without_a_value_is_refused(cli: Cli, file: Callable[..., Path]) -> None:
     assert "write KEY=VALUE" in refusal(cli("job", "submit", "--model", "m", "--set", "learning_rate"))
 
 
-def test_set_works_where_the_file_s_parameters_are_empty(cli: Cli, file: Callable[..., Path]) -> None:
+def test_set_option_works_with_empty_parameters_in_the_file(cli: Cli, file: Callable[..., Path]) -> None:
     assert create(cli, file(GOOD), "for-jobs").returncode == 0
     config = file("name: x\ndataset: for-jobs\nparameters:\n", "job.yaml")
     done = cli("job", "submit", "--config", str(config), "--set", "max_steps=3", "--json")
@@ -277,7 +273,7 @@ def test_set_works_where_the_file_s_parameters_are_empty(cli: Cli, file: Callabl
         (["model", "register", "--name", "m", "--run", "nobody"], "nobody"),
     ],
 )
-def test_what_is_not_there_is_one_line_that_names_it(cli: Cli, arguments: list[str], words: str) -> None:
+def test_missing_object_is_refused_in_one_line_by_name(cli: Cli, arguments: list[str], words: str) -> None:
     assert words in refusal(cli(*arguments))
 
 
@@ -291,18 +287,18 @@ def test_what_is_not_there_is_one_line_that_names_it(cli: Cli, arguments: list[s
         ["run", "get", "r"],
     ],
 )
-def test_nothing_that_listens_is_one_line_that_says_what_to_do(arguments: list[str]) -> None:
+def test_unreachable_server_is_reported_in_one_line_with_advice(arguments: list[str]) -> None:
     uri = f"http://127.0.0.1:{free_port()}"
     line = refusal(run(uri, *arguments))
     assert uri in line and "hanzo-ml up" in line
 
 
 @pytest.mark.parametrize("uri", ["not a uri", "127.0.0.1:8057", "http://[bad", "ftp://127.0.0.1"])
-def test_an_address_that_is_none_is_one_line(uri: str) -> None:
+def test_invalid_server_address_is_refused_in_one_line(uri: str) -> None:
     assert "HANZO_ML_TRACKING_URI" in refusal(run(uri, "dataset", "list"))
 
 
-def test_an_ended_job_is_resumed_and_its_checkpoints_are_told(cli: Cli, file: Callable[..., Path]) -> None:
+def test_ended_job_is_resumed_and_missing_checkpoint_is_refused(cli: Cli, file: Callable[..., Path]) -> None:
     submitted = cli("job", "submit", "--model", "some-model", "--json")
     job = json.loads(submitted.stdout)["id"]
     assert "cancel it first" in refusal(cli("job", "resume", job, "--gpus", "24"))
@@ -314,7 +310,7 @@ def test_an_ended_job_is_resumed_and_its_checkpoints_are_told(cli: Cli, file: Ca
 
 
 @pytest.mark.requirement("S6")
-def test_what_is_listed_is_listed_whole(server: ServerProcess, cli: Cli) -> None:
+def test_lists_include_all_pages(server: ServerProcess, cli: Cli) -> None:
     """However many pages it has: of experiments the first hundred were all that was told."""
     database = Database(server.settings.database_url)
     model = ModelKey("default", "often registered")
@@ -373,7 +369,7 @@ def test_runs_are_compared_side_by_side(server: ServerProcess, cli: Cli) -> None
     assert json.loads(cli("run", "compare", ",".join(ids), "--json").stdout)["runs"] == compared["runs"]
 
 
-def test_a_proof_whose_names_look_like_markup_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_proof_prints_names_that_look_like_markup(capsys: pytest.CaptureFixture[str]) -> None:
     """A file may be called anything; the reason names it."""
     problem = "s3://hanzo-ml/datasets/d/1/source/a[/red].jsonl is missing"
     node = {"label": "source files", "digest": "a" * 64, "files": 1, "size_bytes": 1, "facts": {"uri": "[/x]"}}
@@ -385,9 +381,7 @@ def test_a_proof_whose_names_look_like_markup_is_printed(capsys: pytest.CaptureF
 ROW = ("a" * 32, "fine-tuned", "failed", "2026-11-26 09:25:45", "the recipe does not fit its base model: " * 5)
 
 
-def test_a_row_is_one_line_where_a_program_reads_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_piped_table_prints_one_line_per_row(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     print_table(("job", "name", "status", "submitted", "reason"), [ROW], "none")
     assert len(capsys.readouterr().out.splitlines()) == 2
@@ -396,7 +390,7 @@ def test_a_row_is_one_line_where_a_program_reads_it(
     assert len(capsys.readouterr().out.splitlines()) > 2
 
 
-def test_a_time_is_told_as_the_log_of_the_job_tells_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_are_printed_in_local_time_like_in_job_logs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "Asia/Kolkata")
     time.tzset()
     try:
@@ -411,7 +405,7 @@ class Quiet(SimpleHTTPRequestHandler):
         """Nothing: what the command says on standard error is looked at."""
 
 
-def test_another_program_at_the_address_is_told_apart_from_the_api() -> None:
+def test_another_program_at_the_address_is_distinguished_from_the_api() -> None:
     with HTTPServer(("127.0.0.1", 0), Quiet) as other:
         threading.Thread(target=other.handle_request, daemon=True).start()
         line = refusal(run(f"http://127.0.0.1:{other.server_port}/?", "job", "list"))
@@ -419,12 +413,12 @@ def test_another_program_at_the_address_is_told_apart_from_the_api() -> None:
 
 
 @pytest.mark.parametrize("token", ["t\u00f6ken", "to\nken"])
-def test_what_can_be_no_token_is_said_in_one_line(cli: Cli, monkeypatch: pytest.MonkeyPatch, token: str) -> None:
+def test_invalid_token_is_refused_in_one_line(cli: Cli, monkeypatch: pytest.MonkeyPatch, token: str) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", token)
     assert "MLFLOW_TRACKING_TOKEN contains a character that is not allowed in a token" in refusal(cli("job", "list"))
 
 
-def test_ctrl_c_while_a_program_of_the_platform_imports_what_it_needs_is_no_traceback(
+def test_ctrl_c_during_imports_of_a_platform_program_prints_no_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "interrupted.py").write_text("raise KeyboardInterrupt")
@@ -434,7 +428,7 @@ def test_ctrl_c_while_a_program_of_the_platform_imports_what_it_needs_is_no_trac
     assert (ended.value.exit_code, capfd.readouterr().err) == (130, "")
 
 
-def test_ctrl_c_while_the_command_line_imports_what_it_needs_is_no_traceback(tmp_path: Path) -> None:
+def test_ctrl_c_during_imports_of_the_command_line_prints_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nsignal.pause()\n")
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(REPOSITORY)))}
     script = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["scripts"]["hanzo-ml"]
@@ -444,7 +438,7 @@ def test_ctrl_c_while_the_command_line_imports_what_it_needs_is_no_traceback(tmp
         assert (done.returncode, done.stderr, done.stdout) == (130, "", "")
 
 
-def test_the_package_runs_as_the_command() -> None:
+def test_python_m_hanzo_ml_runs_the_command() -> None:
     command = [sys.executable, "-m", "hanzo_ml", "recipe", "show", "smollm2-135m-lora"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("name: smollm2-135m-lora\n")

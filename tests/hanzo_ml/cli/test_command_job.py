@@ -27,7 +27,7 @@ def submit(cli: Cli, config: Path) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
-def test_code_folder_comes_back_as_it_was(cli: Cli, file: File, server: ServerProcess, tmp_path: Path) -> None:
+def test_code_folder_round_trips_unchanged(cli: Cli, file: File, server: ServerProcess, tmp_path: Path) -> None:
     config = file("name: x\ncommand: [python, train.py]\ncode: ./src\n", "j.yaml")
     source = config.parent / "src"
     source.mkdir()
@@ -56,7 +56,7 @@ def test_code_folder_comes_back_as_it_was(cli: Cli, file: File, server: ServerPr
     assert read_folder(work / "code") == expected, "a second attempt overwrites what is read-only"
 
 
-def test_what_code_leaves_out_is_listed(cli: Cli, file: File) -> None:
+def test_files_excluded_from_code_are_listed(cli: Cli, file: File) -> None:
     config = file("name: x\ncommand: [python, train.py]\ncode: ./src\n", "j.yaml")
     contents = {
         "train.py": b"1",
@@ -86,7 +86,7 @@ def test_what_code_leaves_out_is_listed(cli: Cli, file: File) -> None:
 
 
 @pytest.mark.parametrize("target", ["/etc/hosts", "../j.yaml", "..", "/nowhere", "deep/../../j.yaml"])
-def test_link_that_leaves_the_folder_of_code_is_refused(cli: Cli, file: File, target: str) -> None:
+def test_link_leaving_the_code_folder_is_refused(cli: Cli, file: File, target: str) -> None:
     config = file("name: x\ncommand: [python, train.py]\ncode: ./src\n", "j.yaml")
     (config.parent / "src" / "deep").mkdir(parents=True)
     (config.parent / "src" / "secret").symlink_to(target)
@@ -101,7 +101,7 @@ def code_of(server: ServerProcess, job: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.mark.requirement("S1")
-def test_files_beside_the_job_file_that_the_command_names_go_along(cli: Cli, file: File, server: ServerProcess) -> None:
+def test_files_named_by_the_command_are_included_in_the_code(cli: Cli, file: File, server: ServerProcess) -> None:
     file("print(1)\n", "train.py")
     file("not asked for", "other.py")
     job = submit(
@@ -111,7 +111,7 @@ def test_files_beside_the_job_file_that_the_command_names_go_along(cli: Cli, fil
     assert job["config"]["command"] == ["torchrun", "--nproc_per_node=2", "train.py", "../train.py", "/etc/hosts"]
 
 
-def test_a_folder_of_code_goes_along_without_what_nobody_wrote(cli: Cli, file: File, server: ServerProcess) -> None:
+def test_code_snapshot_excludes_generated_files(cli: Cli, file: File, server: ServerProcess) -> None:
     config = file("name: x\ncommand: [python, train.py]\ncode: ./src\n", "j.yaml")
     for path in ("train.py", "parts/words.py", "__pycache__/train.pyc", ".git/config", ".env"):
         source = config.parent / "src" / path
@@ -122,12 +122,12 @@ def test_a_folder_of_code_goes_along_without_what_nobody_wrote(cli: Cli, file: F
     assert "code" in job["config"] and job["config"]["code"]["kind"] == "code"
 
 
-def test_one_file_of_code_goes_along(cli: Cli, file: File, server: ServerProcess) -> None:
+def test_single_code_file_is_included(cli: Cli, file: File, server: ServerProcess) -> None:
     file("print(1)\n", "train.py")
     assert code_of(server, submit(cli, file("name: x\ncommand: [python, train.py]\ncode: train.py\n", "j.yaml")))
 
 
-def test_the_run_says_of_which_commit_its_code_is(cli: Cli, file: File, server: ServerProcess) -> None:
+def test_run_records_the_git_commit_of_its_code(cli: Cli, file: File, server: ServerProcess) -> None:
     def commit_of_run(config: Path) -> object:
         run = httpx.get(f"{server.url}/v1/runs/{submit(cli, config)['id']}", trust_env=False).json()
         return run["git_commit"]
@@ -152,16 +152,16 @@ BAD = {
 
 
 @pytest.mark.parametrize("text", BAD)
-def test_a_bad_job_file_is_one_line_that_names_the_key(cli: Cli, file: File, text: str) -> None:
+def test_invalid_job_file_is_refused_in_one_line_naming_the_key(cli: Cli, file: File, text: str) -> None:
     file(b"\xff\xfe", "data.bin")
     assert BAD[text] in refusal(cli("job", "submit", "--config", str(file(text, "j.yaml"))))
 
 
 @pytest.mark.parametrize("option", [["--model", "m"], ["--set", "max_steps=3"]])
-def test_a_command_takes_no_options_of_a_recipe(cli: Cli, file: File, option: list[str]) -> None:
+def test_recipe_options_are_refused_for_a_command_job(cli: Cli, file: File, option: list[str]) -> None:
     config = file("name: x\ncommand: [python]\n", "j.yaml")
     assert "neither --model nor --set" in refusal(cli("job", "submit", "--config", str(config), *option))
 
 
-def test_the_help_tells_of_it(cli: Cli) -> None:
+def test_submit_help_documents_the_checkpoint_folder(cli: Cli) -> None:
     assert "HANZO_ML_CHECKPOINTS" in cli("job", "submit", "--help").stdout

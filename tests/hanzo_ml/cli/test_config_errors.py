@@ -48,7 +48,7 @@ def refused(cli: Cli, file: Callable[..., Path]) -> Callable[..., str]:
         ("  min_delta: 0.001", "  min_detla: 1", "unknown key 'early_stopping.min_detla': did you mean 'min_delta'?"),
     ],
 )
-def test_of_the_specification_s_sweep_file(refused: Callable[..., str], line: str, instead: str, words: str) -> None:
+def test_sweep_file_error_names_file_and_line(refused: Callable[..., str], line: str, instead: str, words: str) -> None:
     assert words in refused("hpo start", SWEEP, line, instead)
 
 
@@ -59,7 +59,7 @@ def test_of_the_specification_s_sweep_file(refused: Callable[..., str], line: st
         ("  lora_rank:", "    values: [8, 16, 32, 64, 128]", "    values: [8, many]", "valid integer"),
     ],
 )
-def test_of_what_is_wrong_with_a_hyperparameter_the_line_is_where_it_begins(
+def test_hyperparameter_error_names_the_line_where_it_begins(
     refused: Callable[..., str], named: str, line: str, instead: str, words: str
 ) -> None:
     assert words in refused("hpo start", SWEEP, line, instead, named)
@@ -86,35 +86,37 @@ def test_of_what_is_wrong_with_a_hyperparameter_the_line_is_where_it_begins(
     ],
 )
 @pytest.mark.parametrize("command", ["job submit", "job estimate"])
-def test_of_a_job_file(refused: Callable[..., str], command: str, line: str, instead: str, words: str) -> None:
+def test_job_file_error_names_file_and_line(
+    refused: Callable[..., str], command: str, line: str, instead: str, words: str
+) -> None:
     """An estimate named no line, and took any name."""
     assert words in refused(command, JOB, line, instead)
 
 
-def test_of_what_a_dataset_is_prepared_with(cli: Cli, file: Callable[..., Path]) -> None:
+def test_preparation_file_error_names_file_and_line(cli: Cli, file: Callable[..., Path]) -> None:
     create(cli, file(RECORDS), "refused")
     path = file("split: {seed: 7}\nworkers: 0\n", "mine.yaml")
     assert refusal(cli("dataset", "prepare", "refused", "--config", str(path))).startswith(f"error: {path}, line 2: ")
 
 
-def test_what_an_option_has_changed_is_at_no_line(cli: Cli, file: Callable[..., Path]) -> None:
+def test_error_in_a_value_set_by_option_names_no_line(cli: Cli, file: Callable[..., Path]) -> None:
     create(cli, file(RECORDS), "refused")
     message = refusal(cli("job", "submit", "--config", str(file(JOB, "mine.yaml")), "--set", "lora_rank=0"))
     assert "lora_rank" in message and "line" not in message
 
 
-def test_a_key_that_is_missing_has_no_line_and_names_the_file(cli: Cli, file: Callable[..., Path]) -> None:
+def test_missing_key_error_names_the_file_without_a_line(cli: Cli, file: Callable[..., Path]) -> None:
     path = file(SWEEP.replace('experiment: "zen-7b-lora-hpo"\n', ""), "mine.yaml")
     said = f"error: {path}: 'experiment' is missing or empty: give it a value\n"
     assert cli("hpo", "start", "--config", str(path)).stderr == said
 
 
-def test_a_command_takes_no_parameters_and_is_not_asked_whether_it_meant_them(cli: Cli, file: Callable[..., Path]) -> None:
+def test_parameters_of_a_command_job_are_refused_with_advice(cli: Cli, file: Callable[..., Path]) -> None:
     path = file("name: mine\ncommand: [python, -V]\nparameters: {max_steps: 3}\n", "mine.yaml")
     message = refusal(cli("job", "submit", "--config", str(path)))
     assert message.startswith(f"error: {path}, line 3: 'parameters' belongs to a recipe: put arguments into")
 
 
-def test_an_empty_id_is_not_another_program_that_listens(cli: Cli) -> None:
+def test_empty_id_is_refused(cli: Cli) -> None:
     for command in ("job get", "job logs", "hpo results", "run get"):
         assert "id or name is empty" in refusal(cli(*command.split(), ""))

@@ -76,7 +76,7 @@ def lossy(server: ServerProcess) -> Iterator[LosesAnswers]:
         yield front
 
 
-def test_a_run_is_made_once(lossy: LosesAnswers, server: ServerProcess) -> None:
+def test_run_is_created_once_despite_lost_answers(lossy: LosesAnswers, server: ServerProcess) -> None:
     client = Client({"HANZO_ML_TRACKING_URI": lossy.url, "HANZO_ML_EXPERIMENT": "lossy"})
     with client.start_run(run_name="once", tags={"team": "x"}) as run:
         run.log_metric("loss", 0.5)
@@ -128,7 +128,7 @@ def starts(request: pytest.FixtureRequest, server: ServerProcess, tmp_path: Path
     return Starts((*words, "--config", str(config)), f"/v1/{listed}", listed)
 
 
-def test_a_command_starts_its_work_once(starts: Starts, server: ServerProcess) -> None:
+def test_command_starts_its_work_once_despite_lost_answers(starts: Starts, server: ServerProcess) -> None:
     """It said "try again", and who did trained twice."""
     before = starts.there(server)
     with losing(server, starts.path, 2) as front:
@@ -139,7 +139,7 @@ def test_a_command_starts_its_work_once(starts: Starts, server: ServerProcess) -
     assert done.stdout.split()[0] == made
 
 
-def test_who_gives_up_is_told_the_key_by_which_it_is_started_once(
+def test_giving_up_prints_an_idempotency_key_for_retrying(
     starts: Starts, server: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "MAX_ATTEMPTS", 2)
@@ -155,7 +155,7 @@ def test_who_gives_up_is_told_the_key_by_which_it_is_started_once(
     assert run(server.url, *starts.arguments).stdout.split()[0] != made
 
 
-def test_a_server_that_is_not_there_is_asked_once(starts: Starts, server: ServerProcess) -> None:
+def test_unreachable_server_is_not_retried(starts: Starts, server: ServerProcess) -> None:
     """Nothing was sent, so nothing may have been started: it is said at once."""
     with losing(server, starts.path, 0) as front:
         pass
@@ -163,7 +163,7 @@ def test_a_server_that_is_not_there_is_asked_once(starts: Starts, server: Server
 
 
 @pytest.mark.parametrize("key", ["", " ", "ü", "a\nb"])
-def test_a_key_that_no_header_can_carry_is_refused(starts: Starts, server: ServerProcess, key: str) -> None:
+def test_invalid_idempotency_key_is_refused(starts: Starts, server: ServerProcess, key: str) -> None:
     """An empty one too: whoever's variable has no value would start it twice."""
     before = starts.there(server)
     assert "--key" in refusal(run(server.url, *starts.arguments, "--key", key))

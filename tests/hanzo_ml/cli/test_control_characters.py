@@ -55,7 +55,7 @@ DIFF = {
         pytest.param(lambda: print_note(EVIL), 1, id="waiting"),
     ],
 )
-def test_what_a_command_shows_of_others_takes_no_terminal(
+def test_control_characters_of_foreign_text_are_escaped(
     printing: Callable[[], None], times: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "1000")

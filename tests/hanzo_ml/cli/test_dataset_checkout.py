@@ -25,7 +25,7 @@ LINES = "".join(
 
 
 @pytest.mark.requirement("B10")
-def test_a_version_is_checked_out_exactly_and_only_once(cli: Cli, tmp_path: Path) -> None:
+def test_version_is_checked_out_exactly_and_refused_into_a_filled_folder(cli: Cli, tmp_path: Path) -> None:
     folder = tmp_path / "raw"
     (folder / "inner").mkdir(parents=True)
     (folder / "a.jsonl").write_text(LINES)
@@ -56,7 +56,7 @@ def test_a_version_is_checked_out_exactly_and_only_once(cli: Cli, tmp_path: Path
 
 
 @pytest.mark.requirement("B7")
-def test_a_preview_is_the_records_and_takes_no_terminal(cli: Cli, tmp_path: Path) -> None:
+def test_preview_prints_records_with_escaped_control_characters(cli: Cli, tmp_path: Path) -> None:
     """JSON has U+007F and U+009B as they are."""
     record = {"text": "ü\x1b[2J\x9b2J\x7f"}
     (tmp_path / "odd.jsonl").write_text(json.dumps(record))
@@ -65,7 +65,7 @@ def test_a_preview_is_the_records_and_takes_no_terminal(cli: Cli, tmp_path: Path
     assert json.loads(said) == record and not {each for each in said if not each.isprintable()} - {"\n"}, said
 
 
-def test_half_a_reference_names_nothing_that_could_be_deleted(cli: Cli, tmp_path: Path) -> None:
+def test_incomplete_reference_is_refused_by_delete(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"a": 1}\n')
     cli("dataset", "create", "--name", "half", "--path", str(tmp_path / "a.jsonl"))
     for reference in ("@1", "half@", "half@x", ""):
@@ -98,7 +98,7 @@ def test_an_interrupted_checkout_fetches_only_what_is_missing(remote: RemoteFile
 
 
 @pytest.mark.parametrize("wrong", ["part", "file", "name"])
-def test_what_is_not_as_recorded_makes_no_folder(remote: RemoteFile, tmp_path: Path, wrong: str) -> None:
+def test_checkout_with_a_wrong_hash_or_name_creates_no_folder(remote: RemoteFile, tmp_path: Path, wrong: str) -> None:
     first, second, *rest = remote.parts
     parts = (FilePart(second.url, first.sha256, first.size), second, *rest) if wrong == "part" else remote.parts
     path = "../outside" if wrong == "name" else remote.path
@@ -108,7 +108,7 @@ def test_what_is_not_as_recorded_makes_no_folder(remote: RemoteFile, tmp_path: P
     assert not (tmp_path / "to").exists() and not (tmp_path / "outside").exists()
 
 
-def test_addresses_that_expired_are_asked_for_again(remote: RemoteFile, tmp_path: Path) -> None:
+def test_expired_urls_are_requested_again(remote: RemoteFile, tmp_path: Path) -> None:
     expired = [FilePart(part.url[:-4] + "0000", part.sha256, part.size) for part in remote.parts]
     answers: list[Any] = [RemoteFile(remote.path, remote.sha256, remote.size, expired), remote]
     assert checkout_files(lambda: [answers.pop(0)], tmp_path / "to", "mark") == remote.size
@@ -117,9 +117,7 @@ def test_addresses_that_expired_are_asked_for_again(remote: RemoteFile, tmp_path
         checkout_files(lambda: [stale], tmp_path / "other", "mark")
 
 
-def test_a_second_checkout_into_the_same_folder_is_refused_while_the_first_is_at_work(
-    remote: RemoteFile, tmp_path: Path
-) -> None:
+def test_concurrent_checkout_into_the_same_folder_is_refused(remote: RemoteFile, tmp_path: Path) -> None:
     """Of whatever version: both would be put under the one name."""
     refused = []
 
@@ -169,14 +167,14 @@ def breaking() -> Iterator[RemoteFile]:
         server.shutdown()
 
 
-def test_a_large_part_goes_on_where_it_broke_off(breaking: RemoteFile, tmp_path: Path) -> None:
+def test_interrupted_part_download_resumes_at_its_offset(breaking: RemoteFile, tmp_path: Path) -> None:
     assert checkout_files(lambda: [breaking], tmp_path / "to", "mark") == breaking.size
     assert (tmp_path / "to" / "a.jsonl").read_text() == LINES
     starts = [int(asked.removeprefix("bytes=").rstrip("-")) for asked in Breaking.asked]
     assert starts == [0, Breaking.after, 2 * Breaking.after, 3 * Breaking.after][: len(starts)] and len(starts) >= 3
 
 
-def test_a_server_that_answers_without_bytes_is_not_asked_for_ever(
+def test_download_without_progress_is_given_up(
     breaking: RemoteFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Breaking, "silent_from", 1000)
@@ -188,7 +186,7 @@ def test_a_server_that_answers_without_bytes_is_not_asked_for_ever(
     assert Breaking.asked[1 + MAX_TRIES] == "bytes=1000-"
 
 
-def test_addresses_may_expire_as_often_as_they_like_as_long_as_each_brings_something(
+def test_download_survives_repeated_url_expiry_while_it_makes_progress(
     breaking: RemoteFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Breaking, "expires_after", 1)
@@ -201,9 +199,7 @@ def test_addresses_may_expire_as_often_as_they_like_as_long_as_each_brings_somet
 
 
 @pytest.mark.parametrize("wrong", [False, True])
-def test_what_was_there_of_a_large_part_is_not_fetched_again_unless_it_is_wrong(
-    breaking: RemoteFile, tmp_path: Path, wrong: bool
-) -> None:
+def test_partial_download_is_reused_unless_corrupt(breaking: RemoteFile, tmp_path: Path, wrong: bool) -> None:
     unfinished = tmp_path / ".to.mark.part" / breaking.path
     unfinished.parent.mkdir()
     unfinished.write_bytes(b"x" * 1000 if wrong else Breaking.content[:1000])

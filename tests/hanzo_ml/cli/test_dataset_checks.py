@@ -39,14 +39,14 @@ def uri(server: ServerProcess) -> str:
 
 
 @pytest.mark.parametrize("reference", ["d", "d@1"])
-def test_a_version_that_was_not_checked_says_so(uri: str, reference: str) -> None:
+def test_unchecked_version_is_reported_as_pending(uri: str, reference: str) -> None:
     done = run(uri, "dataset", "check", reference)
     assert done.returncode == 0
     assert "d@1 was not checked yet" in " ".join(done.stdout.split())
     assert json.loads(run(uri, "dataset", "check", reference, "--json").stdout)["status"] == "pending"
 
 
-def test_a_report_of_a_version_that_was_not_checked_is_refused_and_writes_nothing(uri: str, tmp_path: Path) -> None:
+def test_report_of_an_unchecked_version_is_refused_without_writing(uri: str, tmp_path: Path) -> None:
     target = tmp_path / "r.html"
     assert "d@1 was not checked yet" in refusal(run(uri, "dataset", "report", "d@1", "--out", str(target)))
     assert not target.exists()
@@ -74,12 +74,12 @@ def test_a_report_is_one_page_named_after_its_version(
 
 
 @pytest.mark.parametrize("reference", ["nobody", "d@7"])
-def test_an_unknown_version_is_one_line(uri: str, reference: str) -> None:
+def test_unknown_version_is_refused_in_one_line(uri: str, reference: str) -> None:
     for command in ("check", "report"):
         assert f"there is no dataset '{reference}'" in refusal(run(uri, "dataset", command, reference))
 
 
-def test_a_blocked_version_is_marked_in_the_list_and_says_why(server: ServerProcess) -> None:
+def test_blocked_version_is_listed_with_its_reason(server: ServerProcess) -> None:
     database = Database(server.settings.database_url)
     version = Datasets(database).read("leaky", "default")
     reasons = ("1 of 1 test records stand in d@1",)
@@ -99,7 +99,7 @@ def test_a_blocked_version_is_marked_in_the_list_and_says_why(server: ServerProc
     }
 
 
-def test_a_version_that_could_not_be_checked_says_why_until_it_could(server: ServerProcess) -> None:
+def test_failed_check_run_is_reported_until_it_is_cleared(server: ServerProcess) -> None:
     database = Database(server.settings.database_url)
     version = Datasets(database).read("d", "default")
     with database.write() as connection:
@@ -115,7 +115,7 @@ def test_a_version_that_could_not_be_checked_says_why_until_it_could(server: Ser
     assert "pending" in run(server.url, "dataset", "list", "--name", "d").stdout
 
 
-def test_a_failed_check_that_blocks_nothing_is_no_failed_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_non_blocking_check_does_not_fail_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     verdict = {
         "check": "personal_data",
         "passed": False,

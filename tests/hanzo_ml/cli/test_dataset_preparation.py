@@ -107,9 +107,7 @@ def supervisor(server: ServerProcess, tmp_path: Path) -> Iterator[Supervisor]:
     supervisor.database.close()
 
 
-def test_a_preparation_is_submitted_and_made_into_a_version(
-    uri: str, config: Callable[[str], str], supervisor: Supervisor
-) -> None:
+def test_submitted_preparation_becomes_a_version(uri: str, config: Callable[[str], str], supervisor: Supervisor) -> None:
     path = config("name: ready\naugment: {mask_pii: true}\nworkers: 1\n")
     submitted = run(uri, "dataset", "prepare", "raw@1", "--config", path)
     identifier, status = submitted.stdout.split()
@@ -138,20 +136,20 @@ def test_a_preparation_is_submitted_and_made_into_a_version(
         ("just words\n", "must be a mapping"),
     ],
 )
-def test_what_could_not_run_is_refused_in_one_line(uri: str, config: Callable[[str], str], text: str, words: str) -> None:
+def test_invalid_preparation_is_refused_in_one_line(uri: str, config: Callable[[str], str], text: str, words: str) -> None:
     before = run(uri, "job", "list", "--json").stdout
     assert words in refusal(run(uri, "dataset", "prepare", "raw", "--config", config(text), "--wait"))
     assert run(uri, "job", "list", "--json").stdout == before
 
 
-def test_what_is_not_there_is_refused_in_one_line(uri: str, config: Callable[[str], str], tmp_path: Path) -> None:
+def test_missing_dataset_or_file_is_refused_in_one_line(uri: str, config: Callable[[str], str], tmp_path: Path) -> None:
     path = config("name: x\n")
     assert "there is no dataset 'nobody'" in refusal(run(uri, "dataset", "prepare", "nobody", "--config", path))
     assert "there is no dataset 'raw@7'" in refusal(run(uri, "dataset", "prepare", "raw@7", "--config", path))
     assert "there is no file" in refusal(run(uri, "dataset", "prepare", "raw", "--config", str(tmp_path / "absent")))
 
 
-def test_who_waits_is_told_how_else_it_ended(uri: str, config: Callable[[str], str], supervisor: Supervisor) -> None:
+def test_waiting_reports_failure_and_cancellation(uri: str, config: Callable[[str], str], supervisor: Supervisor) -> None:
     path = config("name: x\n")
     with supervisor.doing(lambda queued: supervisor.jobs.fail(queued.id, "no record is left: 40 language")):
         failed = refusal(run(uri, "dataset", "prepare", "raw", "--config", path, "--wait"))

@@ -12,7 +12,7 @@ __all__ = ["cli", "postgres", "postgres_url", "shop", "warehouse"]
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def test_the_rows_of_a_query_are_a_version(cli: Cli, shop: str) -> None:
+def test_sqlite_query_rows_become_a_version(cli: Cli, shop: str) -> None:
     arguments = ("dataset", "create", "--name", "orders", "--sql", "SELECT * FROM orders ORDER BY id", "--database", shop)
     made = json.loads(cli(*arguments, "--json").stdout)
     assert (made["num_records"], made["metadata"]) == (2500, {"sql": "SELECT * FROM orders ORDER BY id"})
@@ -21,7 +21,7 @@ def test_the_rows_of_a_query_are_a_version(cli: Cli, shop: str) -> None:
     assert first == {"id": 0, "note": "note 0", "price": 0.5, "raw": "AP8="}
 
 
-def test_the_rows_of_a_query_of_postgresql_are_a_version(cli: Cli, warehouse: str) -> None:
+def test_postgresql_query_rows_become_a_version(cli: Cli, warehouse: str) -> None:
     statement = "SELECT id, price, day, at, took, raw, note, key, parts FROM orders ORDER BY id"
     arguments = ("dataset", "create", "--name", "warehouse", "--sql", statement, "--database", warehouse)
     made = json.loads(cli(*arguments, "--json").stdout)
@@ -41,12 +41,12 @@ def test_the_rows_of_a_query_of_postgresql_are_a_version(cli: Cli, warehouse: st
     assert (third["id"], third["price"]) == (2, "2.10")
 
 
-def test_the_rows_of_a_query_have_no_format(cli: Cli, shop: str) -> None:
+def test_format_option_with_a_query_is_refused(cli: Cli, shop: str) -> None:
     done = cli("dataset", "create", "--name", "x", "--sql", "SELECT 1", "--database", shop, "--format", "csv")
     assert done.returncode == 1 and "--format describes the files at --path" in done.stderr
 
 
-def test_a_database_that_nobody_can_read_is_refused_without_its_password(cli: Cli) -> None:
+def test_unreachable_database_is_refused_without_printing_its_password(cli: Cli) -> None:
     url = "postgresql://someone:the-password@127.0.0.1:9/shop"
     done = cli("dataset", "create", "--name", "x", "--sql", "SELECT 1", "--database", url)
     assert done.returncode == 1 and "the database says" in done.stderr

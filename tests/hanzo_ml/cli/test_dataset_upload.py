@@ -45,14 +45,14 @@ def test_a_folder_of_more_files_than_a_process_may_open_is_uploaded(server: Serv
     assert [json.loads(line)["number"] for line in found.text.splitlines()] == expected[:1000]
 
 
-def test_a_file_whose_name_is_no_text_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+def test_non_utf_8_file_name_is_refused_before_uploading(tmp_path: Path) -> None:
     """It ended in a stack trace of the form that it was to be sent in."""
     (tmp_path / os.fsdecode(b"caf\xe9.jsonl")).write_text('{"n": 1}\n')
     with pytest.raises(Refused, match="is not UTF-8: rename it"):
         list_local_files(tmp_path, "jsonl")
 
 
-def test_a_folder_of_splits_is_refused_with_the_command_that_takes_one(tmp_path: Path) -> None:
+def test_folder_of_splits_is_refused_with_the_command_for_one(tmp_path: Path) -> None:
     folder = tmp_path / "saved set"
     for split in ("train", "test"):
         (folder / split).mkdir(parents=True)
@@ -64,7 +64,7 @@ def test_a_folder_of_splits_is_refused_with_the_command_that_takes_one(tmp_path:
     assert list_local_files(Path(shlex.split(command)[-1]), "jsonl")[0] == [folder / "train" / "data.jsonl"]
 
 
-def test_skipped_files_and_keys_that_no_model_is_shown_are_listed(server: ServerProcess, tmp_path: Path) -> None:
+def test_skipped_files_and_unread_keys_are_listed(server: ServerProcess, tmp_path: Path) -> None:
     row = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "refusal": "no"}]}
     (tmp_path / "a.ndjson").write_text(json.dumps(row) + "\n")
     (tmp_path / "._a.ndjson").write_text("")

@@ -25,19 +25,19 @@ def run(program: str, encoding: str) -> subprocess.CompletedProcess[bytes]:
         ("utf-8", "✓ proved ↑ parent … zürich 字"),
     ],
 )
-def test_what_a_terminal_lacks_has_a_stand_in(encoding: str, printed: str) -> None:
+def test_characters_missing_in_the_terminal_encoding_are_replaced(encoding: str, printed: str) -> None:
     done = run("from rich.console import Console\nConsole().print('✓ proved ↑ parent … zürich 字', markup=False)", encoding)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.decode(encoding).strip() == printed
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
-def test_json_stays_what_it_is(encoding: str) -> None:
+def test_json_output_is_unchanged_in_any_encoding(encoding: str) -> None:
     done = run("print_json({'name': 'zürich 字 ✓'})", encoding)
     assert json.loads(done.stdout.decode(encoding)) == {"name": "zürich 字 ✓"}, done.stderr
 
 
-def test_errors_are_printed_too(tmp_path: Path) -> None:
+def test_errors_are_printed_in_ascii_terminals(tmp_path: Path) -> None:
     code = "from hanzo_ml.cli import main; main()"
     command = [sys.executable, "-c", code, "job", "submit", "--config", str(tmp_path / "zürich.yaml")]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}

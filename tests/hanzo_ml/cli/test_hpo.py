@@ -18,6 +18,6 @@ SWEEP = {"id": "a1", "status": "failed", "trials": {}, "max_trials": 50, "strate
         ),
     ],
 )
-def test_why_a_sweep_ended_stands_apart_from_how_it_searched(sweep: dict[str, object], said: str) -> None:
+def test_sweep_end_reason_is_separated_from_its_strategy(sweep: dict[str, object], said: str) -> None:
     """The strategy and the first word of the reason were read as one."""
     assert describe_sweep({**SWEEP, **sweep}) == said

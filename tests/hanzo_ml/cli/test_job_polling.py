@@ -26,7 +26,7 @@ OTHERS = {"name": "others", "beat_at": 1, "seconds_ago": 1.0}
         (None, 31.0, "was never heard"),
     ],
 )
-def test_only_a_silence_of_the_sensors_is_told(ago: float | None, waited: float, said: str) -> None:
+def test_only_silent_sensors_are_reported(ago: float | None, waited: float, said: str) -> None:
     heard: list[dict[str, Any]] = [OTHERS] if ago is None else [OTHERS, {**OTHERS, "name": "sensors", "seconds_ago": ago}]
     note = describe_silence(heard, waited)
     assert said in note
@@ -34,7 +34,7 @@ def test_only_a_silence_of_the_sensors_is_told(ago: float | None, waited: float,
     assert "`hanzo-ml up`" in note or not said
 
 
-def test_who_waits_is_told_once_and_gets_the_answer_all_the_same(
+def test_waiting_command_reports_silence_once_and_returns_the_answer(
     server: ServerProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HANZO_ML_TRACKING_URI", server.url)
@@ -48,7 +48,7 @@ def test_who_waits_is_told_once_and_gets_the_answer_all_the_same(
 
 
 @pytest.mark.requirement("S3")
-def test_who_follows_a_log_is_told_what_its_job_waits_for(
+def test_following_a_log_reports_the_state_of_a_queued_job(
     server: ServerProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HANZO_ML_TRACKING_URI", server.url)
@@ -80,7 +80,7 @@ class QuietJob(BaseHTTPRequestHandler):
         """Nothing: what a test prints is what it failed by."""
 
 
-def test_comments_in_a_log_are_not_of_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stream_comments_are_not_printed_as_log(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with HTTPServer(("127.0.0.1", 0), QuietJob) as quiet:
         threading.Thread(target=quiet.serve_forever, daemon=True).start()
         monkeypatch.setenv("HANZO_ML_TRACKING_URI", f"http://127.0.0.1:{quiet.server_port}")

@@ -40,7 +40,7 @@ def create(server: ServerProcess, *more: str) -> subprocess.CompletedProcess[str
     return run(server.url, "dataset", "create", "--name", "clicks", *more)
 
 
-def test_a_topic_is_read_and_then_what_came_since(server: ServerProcess, brokers: Brokers, tmp_path: Path) -> None:
+def test_topic_is_read_and_continued_from_the_last_version(server: ServerProcess, brokers: Brokers, tmp_path: Path) -> None:
     address = f"kafka://{brokers.addresses}/clicks.csv"
     send(brokers, "clicks.csv", [0, 1, 2])
     assert create(server, "--path", address).stdout.startswith("clicks@1 created: 3 records")
@@ -67,7 +67,7 @@ def test_a_topic_is_read_and_then_what_came_since(server: ServerProcess, brokers
     ],
     ids=["none", "own", "other-broker", "query", "no-topic"],
 )
-def test_an_address_that_is_no_good_is_a_refusal(
+def test_invalid_kafka_address_is_refused(
     server: ServerProcess, brokers: Brokers, address: str, status: int, told: str
 ) -> None:
     form = {"name": "refused", "source": address.format(brokers=brokers.addresses)}
@@ -75,7 +75,7 @@ def test_an_address_that_is_no_good_is_a_refusal(
     assert answer.status_code == status and told in answer.json()["message"], answer.text
 
 
-def test_since_goes_with_the_topic_that_a_version_is_of() -> None:
+def test_since_is_refused_for_another_topic_than_that_of_the_version() -> None:
     version = {"name": "d", "version": 3, "lineage": {"origins": ["kafka://a:9092/t?from=0:1,1:0&until=0:5,1:2"]}}
     assert continue_topic("kafka://b/t", version) == "kafka://b/t?from=0:5,1:2"
     assert continue_topic("kafka://b/t/?tombstones=skip", version) == "kafka://b/t/?from=0:5,1:2&tombstones=skip"

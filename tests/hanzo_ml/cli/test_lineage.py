@@ -53,7 +53,7 @@ def test_a_record_of_a_file_is_traced(server: ServerProcess, tmp_path: Path) -> 
     assert (traced["found"], traced["live"]) == (True, [])
 
 
-def test_each_line_of_a_file_is_a_record(server: ServerProcess, tmp_path: Path) -> None:
+def test_each_line_of_a_file_is_traced_as_a_record(server: ServerProcess, tmp_path: Path) -> None:
     file = tmp_path / "records.jsonl"
     file.write_text(json.dumps(ROWS[0]) + "\n\n" + json.dumps({"run_id": "nobody's", "text": "[/red] elsewhere"}) + "\n")
     done = run(server.url, "dataset", "trace", "--record", str(file))
@@ -62,7 +62,7 @@ def test_each_line_of_a_file_is_a_record(server: ServerProcess, tmp_path: Path) 
     assert "[/red] elsewhere" in done.stdout
 
 
-def test_a_text_is_traced_in_all_records_that_say_it(server: ServerProcess) -> None:
+def test_matching_text_is_traced_in_all_records_containing_it(server: ServerProcess) -> None:
     done = run(server.url, "dataset", "trace", "--match", "number [", "--limit", "2")
     assert done.stdout.count("dataset version corpus@1") == 2
     assert "5 matching records, 2 traced" in done.stdout
@@ -85,17 +85,17 @@ def test_a_file_without_records_is_refused(server: ServerProcess, tmp_path: Path
     assert reason in refusal(run(server.url, "dataset", "trace", "--record", str(file)))
 
 
-def test_what_to_trace_must_be_said_once(server: ServerProcess, tmp_path: Path) -> None:
+def test_trace_without_a_usable_record_or_text_is_refused(server: ServerProcess, tmp_path: Path) -> None:
     assert "--record FILE or --match TEXT" in refusal(run(server.url, "dataset", "trace"))
     assert "cannot be read" in refusal(run(server.url, "dataset", "trace", "--record", str(tmp_path / "absent")))
     assert "the text to match is empty" in refusal(run(server.url, "dataset", "trace", "--match", " "))
 
 
-def test_data_of_a_version_that_is_not_there_is_refused(server: ServerProcess) -> None:
+def test_data_of_a_missing_model_version_is_refused(server: ServerProcess) -> None:
     assert "nothing" in refusal(run(server.url, "model", "data", "nothing", "1"))
 
 
-def test_a_record_is_traced_to_the_run_the_model_and_where_it_is_served(
+def test_record_is_traced_to_run_model_and_deployment(
     server: ServerProcess, learned: dict[str, object], tmp_path: Path
 ) -> None:
     file = tmp_path / "record.json"
@@ -109,7 +109,7 @@ def test_a_record_is_traced_to_the_run_the_model_and_where_it_is_served(
     assert counts.endswith("1 dataset version, 1 split, 1 run, 1 model version, 1 deployment; served now: m version 1")
 
 
-def test_the_lineage_of_a_version_is_told_both_ways(server: ServerProcess, learned: dict[str, object]) -> None:
+def test_lineage_of_a_version_is_printed_in_both_directions(server: ServerProcess, learned: dict[str, object]) -> None:
     done = run(server.url, "dataset", "lineage", "d@1")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()

@@ -64,7 +64,7 @@ class Search:
 
 @pytest.mark.requirement("K5")
 @pytest.mark.parametrize("direction", ["minimize", "maximize"])
-def test_optuna_reads_a_sweep_as_a_study_of_its_own(server: ServerProcess, tmp_path: Path, direction: str) -> None:
+def test_exported_sweep_is_a_native_optuna_study(server: ServerProcess, tmp_path: Path, direction: str) -> None:
     search = Search(server, max_trials=5, objective={"metric": "eval/loss", "direction": direction})
     storage = f"sqlite:///{tmp_path / 'study.db'}"
     for _ in range(2):  # the second replaces the first
@@ -92,7 +92,7 @@ def test_optuna_reads_a_sweep_as_a_study_of_its_own(server: ServerProcess, tmp_p
     assert study.ask({key: study.trials[0].distributions[key] for key in SPACE}).number == 5, "it can be gone on with"
 
 
-def test_what_optuna_cannot_write_to_is_one_line(server: ServerProcess, tmp_path: Path) -> None:
+def test_unwritable_export_target_is_refused_in_one_line(server: ServerProcess, tmp_path: Path) -> None:
     search = Search(server, max_trials=5)
     for to in ("nothing://here", f"sqlite:///{tmp_path}/there/is/none.db"):
         assert "cannot write to the database of --to" in refusal(run(server.url, "hpo", "export", search.id, "--to", to))

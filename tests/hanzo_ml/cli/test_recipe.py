@@ -21,7 +21,7 @@ def test_list_has_every_recipe_with_its_memory() -> None:
     assert all(name in shown for name in Recipe.names())
 
 
-def test_show_prints_what_makes_the_same_recipe_again(tmp_path: Path) -> None:
+def test_show_output_loads_as_the_same_recipe(tmp_path: Path) -> None:
     path = tmp_path / "again.yaml"
     path.write_text(run(NOWHERE, "recipe", "show", "zen-72b-qlora").stdout)
     assert Recipe.load(path) == Recipe.named("zen-72b-qlora")
@@ -34,7 +34,7 @@ def test_show_prints_what_makes_the_same_recipe_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_check_tries_a_recipe_of_one_s_own(tmp_path: Path) -> None:
+def test_check_tests_a_custom_recipe(tmp_path: Path) -> None:
     text = run(NOWHERE, "recipe", "show", "smollm2-135m-lora").stdout
     path = tmp_path / "mine.yaml"
     path.write_text(text.replace("name: smollm2-135m-lora", "name: mine") + "image: me/mine:3f2a9c1\n")
@@ -47,12 +47,12 @@ def test_check_tries_a_recipe_of_one_s_own(tmp_path: Path) -> None:
     assert f"{path}, line {line}: unknown key 'hardware.gpuz'" in refusal(run(NOWHERE, "recipe", "check", str(path)))
 
 
-def test_an_unknown_recipe_is_refused_with_those_there_are() -> None:
+def test_unknown_recipe_is_refused_with_known_recipes() -> None:
     assert "zen-7b-lora" in refusal(run(NOWHERE, "recipe", "show", "zen-8b"))
 
 
 @pytest.mark.slow
-def test_an_estimate_is_said_in_words(server: ServerProcess, tmp_path: Path) -> None:
+def test_estimate_is_printed_in_words(server: ServerProcess, tmp_path: Path) -> None:
     data = tmp_path / "d.jsonl"
     data.write_text('{"instruction": "Who?", "answer": "She."}\n')
     assert create(lambda *arguments: run(server.url, *arguments), data).returncode == 0

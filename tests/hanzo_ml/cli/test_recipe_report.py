@@ -25,7 +25,7 @@ def played(**changes: Any) -> dict[str, Any]:
     return {**parameters, "adapted_modules": 320, "kept": None, "command": [], "sharding": {}, **changes}
 
 
-def test_recipes_that_cannot_be_read_hide_no_other(
+def test_unreadable_recipes_do_not_hide_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One misspelled key in a recipe of one's own, and the list was sixty lines of Python."""
@@ -45,7 +45,7 @@ def test_recipes_that_cannot_be_read_hide_no_other(
     assert capsys.readouterr().out.splitlines()[1].startswith("zen-7b-lora")
 
 
-def test_each_zen_recipe_is_listed_with_its_memory_beside_its_gpus(
+def test_each_zen_recipe_is_listed_with_its_memory_and_gpus(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "250")
@@ -65,7 +65,7 @@ def test_each_zen_recipe_is_listed_with_its_memory_beside_its_gpus(
 
 
 @pytest.mark.slow
-def test_a_recipe_that_is_checked_shows_each_part_of_its_memory_and_how_it_starts(
+def test_recipe_check_prints_memory_parts_and_start_command(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """With the libraries' own model of 72 billion parameters, without its weights."""
@@ -82,7 +82,7 @@ def test_a_recipe_that_is_checked_shows_each_part_of_its_memory_and_how_it_start
     assert "seed         12 hours, $200 (the recipe's own figures)" in said
 
 
-def test_on_several_nodes_the_command_is_said_to_be_each_one_s(
+def test_recipe_check_says_the_command_runs_on_each_node(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As it stands there, torchrun would wait for three others that do not know of it."""
@@ -100,7 +100,7 @@ def test_on_several_nodes_the_command_is_said_to_be_each_one_s(
     ("estimate", "shown"),
     [("", None), ('estimated_time: "1 hour"\n', "1 hour"), ('estimated_cost: "$9"\n', "$9")],
 )
-def test_a_recipe_that_estimates_nothing_has_no_figures_of_its_own(
+def test_recipe_check_omits_absent_estimates(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, estimate: str, shown: str | None
 ) -> None:
     monkeypatch.setattr(recipe_report, "run_dry_run", lambda name: played())
@@ -128,7 +128,7 @@ def test_a_recipe_that_estimates_nothing_has_no_figures_of_its_own(
         ),
     ],
 )
-def test_what_no_job_would_be_taken_with_does_not_hold(
+def test_recipe_check_refuses_what_no_job_would_be_admitted_with(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str, instead: str, words: str
 ) -> None:
     """It was a note below a check that ended well; what was wrong with a target came without the file and its line."""
@@ -154,7 +154,7 @@ def test_what_no_job_would_be_taken_with_does_not_hold(
         (played(trainable=1), "trainable are 1, expected 262,144,000"),
     ],
 )
-def test_one_of_which_the_libraries_build_something_else_does_not_hold(
+def test_recipe_check_refuses_a_dry_run_that_differs_from_the_estimate(
     monkeypatch: pytest.MonkeyPatch, built: dict[str, Any], words: str
 ) -> None:
     monkeypatch.setattr(recipe_report, "run_dry_run", lambda name: built)
@@ -162,7 +162,7 @@ def test_one_of_which_the_libraries_build_something_else_does_not_hold(
         recipe_report.check_recipe("zen-72b-lora", as_json=True)
 
 
-def test_one_that_does_not_fit_its_gpus_does_not_hold(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_recipe_check_refuses_a_recipe_that_does_not_fit_its_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(recipe_report, "run_dry_run", lambda name: played())
     recipe = tmp_path / "mine.yaml"
     text = (RECIPES_FOLDER / "zen-72b-lora.yaml").read_text()
@@ -172,7 +172,7 @@ def test_one_that_does_not_fit_its_gpus_does_not_hold(monkeypatch: pytest.Monkey
         recipe_report.check_recipe(str(recipe), as_json=True)
 
 
-def test_a_recipe_that_fits_without_its_allowance_alone_says_so(
+def test_recipe_check_advises_more_memory_when_the_allowance_does_not_fit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """It was said to need 1.9 GiB of 1.0 GiB, and to hold."""
@@ -186,7 +186,7 @@ def test_a_recipe_that_fits_without_its_allowance_alone_says_so(
         assert ("raise hardware.memory" in capsys.readouterr().out) is told
 
 
-def test_a_part_of_the_memory_stands_apart_from_its_name_however_large_it_is() -> None:
+def test_memory_part_is_separated_from_its_name_at_any_size() -> None:
     """`activations200.7 GiB` was said of a recipe that does not fit."""
     recipe = Recipe.named("zen-7b-lora").changed({"sequence_length": 1_000_000})
     shape = known_shape(recipe)
@@ -196,7 +196,7 @@ def test_a_part_of_the_memory_stands_apart_from_its_name_however_large_it_is() -
     assert activations[0] == "activations" and float(activations[1]) > 1000
 
 
-def test_a_part_of_the_memory_that_is_small_is_said_in_mib() -> None:
+def test_small_memory_part_is_printed_in_mib() -> None:
     """`adapter 0.0 GiB` was said of 18.6 MiB that are trained."""
     recipe = Recipe.named("smollm2-135m-lora")
     shape = known_shape(recipe)

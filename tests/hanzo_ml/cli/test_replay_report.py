@@ -12,5 +12,5 @@ SAME: dict[str, Any] = {"first_difference": None, "untrue": None, "weights": [],
 @pytest.mark.parametrize(
     ("steps", "said"), [(1, "reproduced: the one loss is equal"), (1200, "reproduced: all 1,200 losses are equal")]
 )
-def test_a_run_of_one_step_has_one_loss(steps: int, said: str) -> None:
+def test_verdict_uses_singular_for_one_step(steps: int, said: str) -> None:
     assert verdict_lines({**SAME, "equal": True, "steps": steps}) == [said, "the final weights are equal"]

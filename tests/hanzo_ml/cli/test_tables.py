@@ -11,7 +11,7 @@ NAMES = ("trial", "run", "status", "eval/loss", "step", "learning_rate", "lora_d
 ROW = (1, ID, "completed", "2.9586", 12, "0.0048708", "0.10658", "0.028384", "0.08759")
 
 
-def test_more_columns_than_a_terminal_has_room_for_stand_below_one_another(
+def test_table_wider_than_the_terminal_is_printed_vertically(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -21,14 +21,14 @@ def test_more_columns_than_a_terminal_has_room_for_stand_below_one_another(
     assert max(map(len, said)) <= 80
 
 
-def test_columns_that_fit_stay_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_that_fits_is_printed_as_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     print_table(NAMES, [ROW], "no trial")
     heading, row = capsys.readouterr().out.splitlines()
     assert heading.split() == list(NAMES) and row.split() == [str(cell) for cell in ROW]
 
 
-def test_no_word_of_a_heading_is_broken(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_heading_words_are_not_broken(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """`hpo list` and `recipe list` said `experi ment`, `objecti ve` and `hardwar e`, beside columns with room to spare."""
     monkeypatch.setenv("COLUMNS", "80")
     sweep = (ID, "ellarin-assistant", "bayesian", "completed", "2026-11-26 17:48", "")
@@ -50,7 +50,7 @@ def test_no_word_of_a_heading_is_broken(monkeypatch: pytest.MonkeyPatch, capsys:
         assert max(map(len, said.splitlines())) <= 80
 
 
-def test_no_text_in_json_takes_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_output_escapes_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
     """U+009B begins a sequence as escape and a bracket do."""
     document = {"name": "ü\x1b[2J\x9b2J\x7f"}
     print_json(document)

@@ -109,7 +109,7 @@ class KillingTransport(Transport):
 
 @pytest.mark.requirement("T4")
 @pytest.mark.slow
-def test_a_server_killed_again_and_again_misses_nothing_and_doubles_nothing(server: ServerProcess) -> None:
+def test_metrics_arrive_exactly_once_despite_repeated_server_kills(server: ServerProcess) -> None:
     run_id = new_run(server)
     transport = KillingTransport(server)
     buffer = MetricBuffer(server.url, run_id, transport)
@@ -128,7 +128,7 @@ def test_a_server_killed_again_and_again_misses_nothing_and_doubles_nothing(serv
     assert history(server, run_id, "train/lr") == [(step, step * 1e-6) for step in range(steps)]
 
 
-def test_a_resumed_run_neither_doubles_nor_loses(server: ServerProcess) -> None:
+def test_resumed_run_logs_every_metric_exactly_once(server: ServerProcess) -> None:
     run_id = new_run(server)
     first = MetricBuffer(server.url, run_id)
     for step in range(10):
@@ -155,7 +155,7 @@ def test_a_deleted_run_ends_the_sending_without_disturbing_training(server: Serv
     assert [point.key for point in buffer.refused] == ["loss"]
 
 
-def test_an_upload_has_the_name_that_was_asked_for(server: ServerProcess) -> None:
+def test_upload_keeps_the_requested_name(server: ServerProcess) -> None:
     run_id = new_run(server)
     path = server.home / "weights.bin"
     path.write_bytes(b"w" * 3_000_000)
@@ -168,7 +168,7 @@ def test_an_upload_has_the_name_that_was_asked_for(server: ServerProcess) -> Non
     assert where.read_bytes() == path.read_bytes()
 
 
-def test_a_lost_answer_is_sent_again_in_order(fake: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_batch_with_a_lost_answer_is_resent_in_order(fake: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
     """And said once each time: a server that is away for an hour must not fill the log."""
     fake.lose_answers = 2
     buffer = MetricBuffer("", "run", fake)
@@ -185,7 +185,7 @@ def test_a_lost_answer_is_sent_again_in_order(fake: FakeServer, caplog: pytest.L
     ] * 2
 
 
-def test_adding_goes_on_while_the_server_is_away(fake: FakeServer) -> None:
+def test_adding_does_not_block_during_a_server_outage(fake: FakeServer) -> None:
     fake.away.set()
     buffer = MetricBuffer("", "run", fake)
     for step in range(5000):
@@ -198,7 +198,7 @@ def test_adding_goes_on_while_the_server_is_away(fake: FakeServer) -> None:
     assert [point.step for point in fake.stored] == list(range(5000))
 
 
-def test_closing_gives_back_what_could_not_be_sent_and_another_buffer_sends_it(fake: FakeServer) -> None:
+def test_closing_returns_unsent_points_for_another_buffer(fake: FakeServer) -> None:
     fake.away.set()
     buffer = MetricBuffer("", "run", fake)
     buffer.add("loss", 1.0, 1, timestamp=1)
@@ -212,7 +212,7 @@ def test_closing_gives_back_what_could_not_be_sent_and_another_buffer_sends_it(f
     assert fake.stored == left
 
 
-def test_one_bad_value_does_not_hold_up_the_others(fake: FakeServer) -> None:
+def test_refused_value_does_not_block_the_others(fake: FakeServer) -> None:
     fake.refuse_key = "bad//key"
     fake.away.set()
     buffer = MetricBuffer("", "run", fake)
@@ -224,7 +224,7 @@ def test_one_bad_value_does_not_hold_up_the_others(fake: FakeServer) -> None:
     assert [point.step for point in buffer.refused] == [37]
 
 
-def test_nothing_is_sent_before_the_server_said_what_it_has(fake: FakeServer) -> None:
+def test_points_are_sent_only_after_the_server_reported_its_newest_steps(fake: FakeServer) -> None:
     fake.away.set()
     fake.newest = {"loss": 12}
     buffer = MetricBuffer("", "run", fake)
@@ -239,7 +239,7 @@ def test_nothing_is_sent_before_the_server_said_what_it_has(fake: FakeServer) ->
     assert [(point.key, point.step) for point in fake.stored] == [("eval", 10), ("loss", 13), ("loss", 14)]
 
 
-def test_a_step_that_was_done_twice_before_its_checkpoint_is_logged_once(server: ServerProcess) -> None:
+def test_step_computed_twice_before_its_checkpoint_is_logged_once(server: ServerProcess) -> None:
     """One was killed when it had sent a step; the next did it again while the server was away, and saved it as pending."""
     run_id = new_run(server)
     first = MetricBuffer(server.url, run_id)
@@ -260,7 +260,7 @@ def test_a_step_that_was_done_twice_before_its_checkpoint_is_logged_once(server:
     assert history(server, run_id, "eval") == [(10, 0.7)]
 
 
-def test_a_step_that_is_done_anew_is_logged_once_more_whoever_is_killed_then(server: ServerProcess) -> None:
+def test_repeated_step_is_logged_exactly_once_more_despite_kills(server: ServerProcess) -> None:
     """Steps 8 and 9 diverged. One that did them anew was killed when it had sent them, and before its checkpoint."""
     run_id = new_run(server)
     first = MetricBuffer(server.url, run_id)

@@ -30,7 +30,7 @@ def mlflow(server: ServerProcess) -> MlflowClient:
 
 
 @pytest.mark.requirement("T1", "Z17")
-def test_the_specifications_example(client: Client, mlflow: MlflowClient, tmp_path: Path) -> None:
+def test_example_of_the_specification_runs(client: Client, mlflow: MlflowClient, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint"
     (folder / "deep").mkdir(parents=True)
     (folder / "deep/weights.bin").write_bytes(b"w")
@@ -66,7 +66,7 @@ def test_an_exception_marks_the_run_failed_and_keeps_its_metrics(client: Client,
 
 
 @pytest.mark.parametrize(("last_line", "status"), [("raise ZeroDivisionError", "FAILED"), ("print('well')", "FINISHED")])
-def test_without_a_with_statement_an_exception_marks_the_run_failed_too(
+def test_exception_marks_the_run_failed_without_a_with_statement(
     server: ServerProcess, mlflow: MlflowClient, tmp_path: Path, last_line: str, status: str
 ) -> None:
     script = tmp_path / "script.py"
@@ -78,9 +78,7 @@ def test_without_a_with_statement_an_exception_marks_the_run_failed_too(
     assert (found.info.status, found.data.metrics) == (status, {"loss": 1.5}), done.stderr
 
 
-def test_a_server_on_this_machine_is_not_asked_by_way_of_a_proxy(
-    server: ServerProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_local_server_is_contacted_without_a_proxy(server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
     for name in ("no_proxy", "NO_PROXY"):
@@ -89,7 +87,7 @@ def test_a_server_on_this_machine_is_not_asked_by_way_of_a_proxy(
     assert transport.create_run("0", "near", 0, {}, key="near")
 
 
-def test_a_run_goes_on_under_its_id(client: Client, mlflow: MlflowClient) -> None:
+def test_run_is_resumed_by_its_id(client: Client, mlflow: MlflowClient) -> None:
     with client.start_run() as first:
         first.log_metric("loss", 2.0, step=1)
     with client.start_run(run_id=first.id) as second:
@@ -99,7 +97,7 @@ def test_a_run_goes_on_under_its_id(client: Client, mlflow: MlflowClient) -> Non
     assert [point.value for point in mlflow.get_metric_history(first.id, "loss")] == [2.0, 1.0]
 
 
-def test_in_a_job_the_first_run_is_the_job_s(server: ServerProcess, client: Client, mlflow: MlflowClient) -> None:
+def test_first_run_inside_a_job_is_that_of_the_job(server: ServerProcess, client: Client, mlflow: MlflowClient) -> None:
     with client.start_run() as run:
         pass
     in_job = Client({"HANZO_ML_TRACKING_URI": server.url, "HANZO_ML_RUN_ID": run.id})
@@ -111,18 +109,18 @@ def test_in_a_job_the_first_run_is_the_job_s(server: ServerProcess, client: Clie
         assert another.id != run.id
 
 
-def test_another_value_for_a_param_is_refused(client: Client) -> None:
+def test_changing_a_param_value_is_refused(client: Client) -> None:
     with pytest.raises(MlflowException, match="Changing param values is not allowed"), client.start_run() as run:
         run.log_param("lr", 1)
         run.log_param("lr", 2)
 
 
-def test_a_missing_file_is_named(client: Client, tmp_path: Path) -> None:
+def test_missing_artifact_file_is_refused_by_name(client: Client, tmp_path: Path) -> None:
     with client.start_run() as run, pytest.raises(FileNotFoundError, match="nothing-here"):
         run.log_artifact("key", tmp_path / "nothing-here")
 
 
-def test_metrics_outlive_a_server_that_dies_within_the_run(
+def test_metrics_survive_a_server_restart_within_the_run(
     client: Client, mlflow: MlflowClient, server: ServerProcess
 ) -> None:
     with client.start_run() as run:
@@ -135,7 +133,7 @@ def test_metrics_outlive_a_server_that_dies_within_the_run(
 
 
 @pytest.mark.requirement("T2", "Z17")
-def test_a_script_with_mlflows_calls(server: ServerProcess, mlflow: MlflowClient, tmp_path: Path) -> None:
+def test_script_with_mlflow_calls_logs_to_its_run(server: ServerProcess, mlflow: MlflowClient, tmp_path: Path) -> None:
     script = """
 import hanzo_ml as mlflow
 mlflow.log_param("a", 1)
@@ -179,7 +177,7 @@ def test_registering_makes_the_next_version_of_a_model(client: Client, tmp_path:
 
 
 @pytest.mark.requirement("O10", "T1")
-def test_the_specification_s_script_registers_its_last_checkpoint(client: Client, tmp_path: Path) -> None:
+def test_registering_step_final_uses_the_last_checkpoint(client: Client, tmp_path: Path) -> None:
     """Nothing is logged under the name that it registers."""
     (tmp_path / "model.safetensors").write_bytes(b"w")
     with client.start_run() as run:
@@ -191,12 +189,12 @@ def test_the_specification_s_script_registers_its_last_checkpoint(client: Client
     assert answer["artifacts"]["safetensors"]["path"] == f"{answer['source']}/model.safetensors"
 
 
-def test_registering_what_was_never_logged_is_refused(client: Client) -> None:
+def test_registering_a_missing_artifact_is_refused(client: Client) -> None:
     with client.start_run() as run, pytest.raises(Refused, match="has no artifact 'nothing'"):
         run.register_model(name="zen", artifact_path="nothing")
 
 
-def test_registering_waits_for_a_server_that_comes_back(client: Client, server: ServerProcess, tmp_path: Path) -> None:
+def test_registering_survives_a_server_restart(client: Client, server: ServerProcess, tmp_path: Path) -> None:
     (tmp_path / "weights.safetensors").write_bytes(b"w")
     with client.start_run() as run:
         run.log_artifact("model", tmp_path / "weights.safetensors")
@@ -208,7 +206,7 @@ def test_registering_waits_for_a_server_that_comes_back(client: Client, server: 
 
 
 @pytest.mark.parametrize("kind", ["proxied", "folder"])
-def test_an_artifact_goes_where_its_experiment_keeps_them(
+def test_artifact_is_stored_at_the_location_of_its_experiment(
     server: ServerProcess, mlflow: MlflowClient, tmp_path: Path, kind: str
 ) -> None:
     """As with mlflow's own client, which then finds it."""
@@ -227,17 +225,17 @@ def test_an_artifact_goes_where_its_experiment_keeps_them(
         assert (tmp_path / "ours" / run.id / "artifacts/model/deep/a.txt").read_text() == "a"
 
 
-def test_importing_is_light() -> None:
+def test_import_loads_no_heavy_modules() -> None:
     code = "import sys, hanzo_ml; print(sorted({'mlflow', 'httpx', 'pydantic', 'torch'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
-def test_the_buffer_needs_no_mlflow() -> None:
+def test_metric_buffer_does_not_import_mlflow() -> None:
     code = "import sys, hanzo_ml.client.buffer; print('mlflow' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
 
-def test_everything_that_is_promised_is_there() -> None:
+def test_public_names_are_callable() -> None:
     assert all(callable(getattr(hanzo_ml, name)) for name in hanzo_ml.__all__)

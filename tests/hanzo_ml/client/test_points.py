@@ -21,7 +21,7 @@ def test_nan_survives_a_checkpoint() -> None:
     assert math.isnan(Point.from_json(data).value)
 
 
-def test_only_steps_that_are_computed_again_and_are_there_are_known() -> None:
+def test_resume_filter_drops_only_recomputed_steps_already_logged() -> None:
     resumption = ResumeFilter(step=10, newest={"loss": 12, "summary": 0})
     logged_again = [Point("loss", 0.0, step, 1) for step in range(9, 15)]
     assert [point.step for point in drop_known_points(logged_again, resumption)] == [9, 10, 13, 14]
@@ -32,15 +32,13 @@ def test_only_steps_that_are_computed_again_and_are_there_are_known() -> None:
 
 
 @pytest.mark.parametrize(("again", "left"), [({}, [12, 13, 15]), ({"loss": 12}, [13, 15]), ({"loss": 13}, [15])])
-def test_steps_that_are_done_otherwise_than_the_first_time_are_logged_again_and_once(
-    again: dict[str, int], left: list[int]
-) -> None:
+def test_repeated_steps_are_logged_again_exactly_once(again: dict[str, int], left: list[int]) -> None:
     resumption = ResumeFilter(step=10, newest={"loss": 14}, repeated=(RepeatedSteps(range(12, 14), 99),), again=again)
     logged_again = [Point("loss", 0.0, step, 1) for step in range(11, 16)]
     assert [point.step for point in drop_known_points(logged_again, resumption)] == left
 
 
-def test_of_a_step_s_values_those_from_after_the_newest_of_its_ends_are_of_the_second_time() -> None:
+def test_newest_repeated_step_counts_only_values_after_the_repeat_time() -> None:
     """Sent back to 4 when it had come to 12; then it diverged at 7, when it had come to 9."""
     anew = (RepeatedSteps(range(5, 13), 500), RepeatedSteps(range(6, 10), 900))
     first = [(step, 100 + step) for step in range(13)]
@@ -52,14 +50,14 @@ def test_of_a_step_s_values_those_from_after_the_newest_of_its_ends_are_of_the_s
     assert newest_repeated_step(first, [RepeatedSteps(range(5, 13), UNKNOWN_TIME)]) is None
 
 
-def test_what_was_pending_is_sent_unless_the_server_has_that_step() -> None:
+def test_pending_points_are_sent_unless_the_server_has_their_step() -> None:
     resumption = ResumeFilter(step=10, newest={"loss": 9}, repeated=(RepeatedSteps(range(7, 9), 99),))
     pending = [Point("loss", 0.0, step, 1) for step in range(6, 12)] + [Point("eval", 0.0, 8, 1)]
     left = [(point.key, point.step) for point in pending if not resumption.is_logged(point)]
     assert left == [("loss", 7), ("loss", 8), ("loss", 10), ("loss", 11), ("eval", 8)]
 
 
-def test_newest_steps_of_a_run_with_and_without_metrics() -> None:
+def test_newest_steps_are_parsed_with_and_without_metrics() -> None:
     assert parse_newest_steps({"run": {"data": {"metrics": [{"key": "a", "step": 7}, {"key": "b"}]}}}) == {"a": 7, "b": 0}
     assert parse_newest_steps({"run": {"data": {}}}) == {}
 
@@ -87,5 +85,5 @@ def test_delays_grow_to_a_limit() -> None:
         (503, "TEMPORARILY_UNAVAILABLE", False),
     ],
 )
-def test_what_cannot_help_is_not_tried_again(status: int, code: str, refused: bool) -> None:
+def test_permanent_refusals_are_not_retried(status: int, code: str, refused: bool) -> None:
     assert is_refusal(status, code) is refused

@@ -30,7 +30,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Path]]:
     return told
 
 
-def test_all_of_it_is_on_the_disk_before_it_has_its_name(tmp_path: Path, done: list[tuple[str, Path]]) -> None:
+def test_commit_flushes_everything_before_rename(tmp_path: Path, done: list[tuple[str, Path]]) -> None:
     scratch, target = tmp_path / ".4.tmp", tmp_path / "4"
     for name in FILES:
         (scratch / name).parent.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,7 @@ def store(s3: S3Server, tmp_path: Path) -> Store:
 
 
 @pytest.mark.parametrize("name", ["weights", MANIFEST_FILE])
-def test_a_bit_that_fell_over_on_the_way_costs_no_checkpoint(
+def test_corruption_in_transit_does_not_delete_the_stored_checkpoint(
     store: Store, s3: S3Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     """It was deleted in the store, where it was whole: a run that had no other began anew."""
@@ -35,7 +35,9 @@ def test_a_bit_that_fell_over_on_the_way_costs_no_checkpoint(
     assert "checkpoint 1 was corrupted in transit" in capsys.readouterr().out
 
 
-def test_what_comes_broken_twice_is_broken(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_checkpoint_downloaded_corrupt_twice_is_treated_as_corrupt(
+    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     store.put_bytes(f"{URI}/1/weights", b"spoiled")
     assert CheckpointManager(tmp_path / "new", store, URI, 3).latest() is None
     assert store.list(URI) == []

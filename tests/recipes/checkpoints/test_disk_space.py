@@ -32,7 +32,9 @@ def save(checkpoints: CheckpointManager, *steps: int) -> None:
         checkpoints.wait()
 
 
-def test_the_oldest_give_way_and_lie_in_the_store(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_oldest_local_checkpoints_are_evicted_but_stay_in_the_store(
+    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     checkpoints = CheckpointManager(tmp_path / "local", store, URI, 3, free=disk_of(29))
     save(checkpoints, 1, 2, 3)
     assert checkpoints.local_steps() == [3, 2]
@@ -42,25 +44,27 @@ def test_the_oldest_give_way_and_lie_in_the_store(store: Store, tmp_path: Path, 
     assert checkpoints.find_step(2) is not None, "one that gave way is found in the store"
 
 
-def test_no_more_give_way_than_have_to(store: Store, tmp_path: Path) -> None:
+def test_eviction_frees_only_what_is_needed(store: Store, tmp_path: Path) -> None:
     checkpoints = CheckpointManager(tmp_path / "local", store, URI, 3, free=disk_of(39))
     save(checkpoints, 1, 2, 3, 4)
     assert checkpoints.local_steps() == [4, 3, 2]
 
 
-def test_where_there_is_room_all_stay(store: Store, tmp_path: Path) -> None:
+def test_no_checkpoint_is_evicted_with_enough_space(store: Store, tmp_path: Path) -> None:
     checkpoints = CheckpointManager(tmp_path / "local", store, URI, 3, free=disk_of(30))
     save(checkpoints, 1, 2, 3)
     assert checkpoints.local_steps() == [3, 2, 1]
 
 
-def test_the_newest_stays_however_small_the_disk(store: Store, tmp_path: Path) -> None:
+def test_newest_checkpoint_is_never_evicted(store: Store, tmp_path: Path) -> None:
     checkpoints = CheckpointManager(tmp_path / "local", store, URI, 3, free=disk_of(0))
     save(checkpoints, 1, 2, 3)
     assert checkpoints.local_steps() == [3, 2]
 
 
-def test_what_the_store_does_not_have_stays_here(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_missing_in_the_store_is_not_evicted(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("recipes.checkpoints.upload.RETRY_PAUSES_SECONDS", ())
     buckets = tmp_path / "objects"
     checkpoints = CheckpointManager(tmp_path / "local", store, URI, 3, free=disk_of(0))
@@ -82,7 +86,7 @@ class SlowStore(Store):
         super().put_file(uri, path)
 
 
-def test_one_that_is_on_its_way_to_the_store_is_waited_for(store: Store, tmp_path: Path) -> None:
+def test_eviction_waits_for_an_upload_in_progress(store: Store, tmp_path: Path) -> None:
     checkpoints = CheckpointManager(tmp_path / "local", SlowStore(store.address), URI, 3, free=disk_of(29))
     for step in (1, 2, 3):
         with checkpoints.save(step) as folder:
@@ -91,7 +95,7 @@ def test_one_that_is_on_its_way_to_the_store_is_waited_for(store: Store, tmp_pat
     assert checkpoints.local_steps() == [3, 2]
 
 
-def test_those_that_are_to_be_read_stay(store: Store, tmp_path: Path) -> None:
+def test_checkpoint_to_be_read_is_not_evicted(store: Store, tmp_path: Path) -> None:
     checkpoints = CheckpointManager(tmp_path / "local", store, URI, 3, free=disk_of(39))
     save(checkpoints, 1, 2, 3)
     checkpoints = CheckpointManager(tmp_path / "local", store, URI, 3, free=disk_of(0))
@@ -100,14 +104,14 @@ def test_those_that_are_to_be_read_stay(store: Store, tmp_path: Path) -> None:
     assert checkpoints.local_steps() == [3, 1]
 
 
-def test_there_is_room_for_one_that_is_fetched(store: Store, tmp_path: Path) -> None:
+def test_eviction_makes_room_for_a_fetched_checkpoint(store: Store, tmp_path: Path) -> None:
     checkpoints = CheckpointManager(tmp_path / "local", store, URI, 3, free=disk_of(29))
     save(checkpoints, 1, 2, 3)
     assert checkpoints.find_step(1) is not None
     assert checkpoints.local_steps() == [3, 1]
 
 
-def test_those_of_before_a_restart_give_way_too(store: Store, tmp_path: Path) -> None:
+def test_checkpoints_from_before_a_restart_are_evicted(store: Store, tmp_path: Path) -> None:
     save(CheckpointManager(tmp_path / "local", store, URI, 3), 1, 2, 3)
     again = CheckpointManager(tmp_path / "local", store, URI, 3, free=disk_of(0))
     again.upload_missing()
@@ -115,13 +119,13 @@ def test_those_of_before_a_restart_give_way_too(store: Store, tmp_path: Path) ->
     assert again.local_steps() == [4, 3]
 
 
-def test_a_way_of_its_own_is_on_the_same_disk(store: Store, tmp_path: Path) -> None:
+def test_branch_evicts_on_the_same_disk(store: Store, tmp_path: Path) -> None:
     way = CheckpointManager(tmp_path / "local", store, URI, 3, free=disk_of(0)).branch("from-4", 4)
     save(way, 5, 6, 7)
     assert way.local_steps() == [7, 6]
 
 
-def test_what_is_compressed_on_its_way_to_the_store_needs_room_twice(store: Store, tmp_path: Path) -> None:
+def test_compressed_upload_reserves_space_for_its_copy(store: Store, tmp_path: Path) -> None:
     checkpoints = CheckpointManager(tmp_path / "local", store, URI, 3, "zstd", free=disk_of(39))
     save(checkpoints, 1, 2, 3)
     assert checkpoints.local_steps() == [3, 2]

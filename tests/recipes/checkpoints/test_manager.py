@@ -72,14 +72,14 @@ def flip(path: Path, bit: int) -> None:
     path.write_bytes(data)
 
 
-def test_the_newest_checkpoint_is_the_latest(store: Store, tmp_path: Path) -> None:
+def test_latest_returns_the_newest_checkpoint(store: Store, tmp_path: Path) -> None:
     checkpoints = opened(store, tmp_path)
     assert checkpoints.latest() is None
     save(checkpoints, 9, 10)
     assert_whole(opened(store, tmp_path).latest(), 10)
 
 
-def test_training_goes_on_while_a_checkpoint_is_hashed_and_flushed(
+def test_commit_runs_in_background_while_training_continues(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     may_end = threading.Event()
@@ -99,9 +99,7 @@ def test_training_goes_on_while_a_checkpoint_is_hashed_and_flushed(
     assert "there is one" in capfd.readouterr().out
 
 
-def test_what_could_not_become_a_checkpoint_ends_the_run_at_the_next_one(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_commit_is_raised_at_the_next_save(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*given: Any) -> Any:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -117,7 +115,7 @@ def test_what_could_not_become_a_checkpoint_ends_the_run_at_the_next_one(
     assert checkpoints.local_steps() == [1]
 
 
-def test_a_checkpoint_that_did_not_fit_on_the_disk_leaves_room_and_is_brought_the_next_time(
+def test_download_that_filled_the_disk_is_removed_and_retried_later(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reason was not to be written down either, and the program was taken for killed, and started twelve times."""
@@ -136,7 +134,7 @@ def test_a_checkpoint_that_did_not_fit_on_the_disk_leaves_room_and_is_brought_th
     assert_whole(opened(store, tmp_path).latest(), 1)
 
 
-def test_all_of_a_checkpoint_is_on_the_disk_before_it_has_its_name(
+def test_save_flushes_all_files_and_folders_before_rename(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The names of its files are, which their folder holds: where the power fails, files that nobody names are gone."""
@@ -209,7 +207,7 @@ commit_checkpoint(Path(sys.argv[1]), Path(sys.argv[2]), {"again": True})
 
 
 @pytest.mark.parametrize("there", ["whole", "half", "nothing"])
-def test_a_kill_before_a_whole_checkpoint_has_its_name_loses_neither_it_nor_what_had_that_name(
+def test_kill_before_rename_loses_neither_old_nor_new_checkpoint(
     store: Store, tmp_path: Path, there: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """What had the name is removed first: the checkpoint was nowhere then, but for what had been uploaded."""
@@ -234,7 +232,7 @@ def test_a_kill_before_a_whole_checkpoint_has_its_name_loses_neither_it_nor_what
 
 
 @pytest.mark.requirement("I8")
-def test_what_is_whole_at_its_name_is_not_replaced_by_what_a_kill_left(store: Store, tmp_path: Path) -> None:
+def test_committed_checkpoint_is_not_replaced_by_leftover_of_a_kill(store: Store, tmp_path: Path) -> None:
     save(opened(store, tmp_path), 1)
     scratch, target = tmp_path / "local" / ".1.tmp", tmp_path / "local" / "1"
     shutil.copytree(target, scratch)
@@ -243,7 +241,7 @@ def test_what_is_whole_at_its_name_is_not_replaced_by_what_a_kill_left(store: St
     assert (target.stat().st_ino, scratch.exists()) == (node, False)
 
 
-def test_a_step_that_is_written_again_replaces_what_was_there(store: Store, tmp_path: Path) -> None:
+def test_saving_a_step_again_replaces_its_checkpoint(store: Store, tmp_path: Path) -> None:
     checkpoints = opened(store, tmp_path)
     with checkpoints.save(2) as folder:
         (folder / "old.bin").write_bytes(b"of another attempt")
@@ -266,7 +264,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_broken_newest_checkpoint_falls_back_and_says_so(
+def test_corrupt_newest_checkpoint_falls_back_with_a_log_line(
     store: Store, tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save(opened(store, tmp_path), 1, 2)
@@ -291,7 +289,7 @@ def test_a_broken_local_checkpoint_is_restored_from_its_upload(
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_broken_upload_falls_back_to_the_one_before_and_says_so(
+def test_corrupt_upload_falls_back_with_a_log_line(
     store: Store, tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save(opened(store, tmp_path), 1, 2)
@@ -306,7 +304,7 @@ def test_a_broken_upload_falls_back_to_the_one_before_and_says_so(
 
 @given(bit=st.integers(0, 10**6))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_flipped_bit_of_a_manifest_loses_no_more_than_its_checkpoint(store: Store, tmp_path: Path, bit: int) -> None:
+def test_flipped_manifest_bit_loses_at_most_its_checkpoint(store: Store, tmp_path: Path, bit: int) -> None:
     shutil.rmtree(tmp_path / "local", ignore_errors=True)
     save(opened(store, tmp_path), 1, 2)
     store.delete(f"{URI}/2")
@@ -331,7 +329,7 @@ class Remote(Store):
         return None
 
 
-def test_a_download_restores_the_latest_and_a_spoiled_cache_does_not_stay_spoiled(store: Store, tmp_path: Path) -> None:
+def test_corrupt_restored_checkpoint_is_downloaded_again(store: Store, tmp_path: Path) -> None:
     save(opened(store, tmp_path), 1, 2)
     remote = Remote(store.address)
     shutil.rmtree(tmp_path / "local")
@@ -353,13 +351,13 @@ def test_only_the_newest_stay_locally_and_in_the_store(store: Store, tmp_path: P
     assert folder is not None and {path.name for path in folder.iterdir()} == {"10", "11"}, "nor do empty folders"
 
 
-def test_retention_does_not_touch_a_run_whose_name_begins_alike(store: Store, tmp_path: Path) -> None:
+def test_retention_ignores_run_with_common_name_prefix(store: Store, tmp_path: Path) -> None:
     save(CheckpointManager(tmp_path / "other", store, f"{URI}1", 3), 1)
     save(opened(store, tmp_path, keep_last=1), 1, 2, 3)
     assert CheckpointManager(tmp_path / "other", store, f"{URI}1", 3).stored_steps() == [1]
 
 
-def test_an_upload_that_a_kill_cut_off_is_made_up_for_as_the_run_goes_on(store: Store, tmp_path: Path) -> None:
+def test_upload_interrupted_by_a_kill_is_completed_on_resume(store: Store, tmp_path: Path) -> None:
     """It was on one machine until the next checkpoint was saved: had that died, two intervals were lost."""
     save(opened(store, tmp_path), 1, 2)
     (stored(store, 2, MANIFEST_FILE)).unlink()
@@ -393,7 +391,7 @@ def compressing(store: Store, tmp_path: Path, keep_last: int = 3) -> CheckpointM
 
 @pytest.mark.requirement("I8")
 @pytest.mark.parametrize("open_again", [opened, compressing])
-def test_a_compressed_upload_is_smaller_and_restored_as_it_was(
+def test_compressed_upload_is_smaller_and_restores_exactly(
     store: Store, tmp_path: Path, open_again: Callable[[Store, Path], CheckpointManager]
 ) -> None:
     """Whether what is resumed compresses too makes no difference."""
@@ -416,7 +414,7 @@ def test_a_compressed_upload_that_is_broken_falls_back(store: Store, tmp_path: P
     assert_whole(compressing(store, tmp_path).latest(), 1)
 
 
-def test_a_compression_that_was_killed_leaves_nothing_that_counts(store: Store, tmp_path: Path) -> None:
+def test_killed_compression_leaves_no_files(store: Store, tmp_path: Path) -> None:
     left = tmp_path / "local" / UPLOAD_FOLDER
     (left / "rng").mkdir(parents=True)
     (left / "rng" / "state.bin.zst").write_bytes(b"half of it")
@@ -442,7 +440,7 @@ class Slow(Store):
         assert self.go_on.wait(60)
 
 
-def test_an_upload_in_progress_is_no_checkpoint_until_its_manifest_is_there(store: Store, tmp_path: Path) -> None:
+def test_upload_in_progress_is_invisible_until_its_manifest(store: Store, tmp_path: Path) -> None:
     slow = Slow(store.address)
     checkpoints = opened(slow, tmp_path)
     with checkpoints.save(1) as folder:
@@ -455,7 +453,7 @@ def test_an_upload_in_progress_is_no_checkpoint_until_its_manifest_is_there(stor
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
-def test_an_upload_that_retention_overtakes_leaves_nothing_in_the_store(
+def test_upload_overtaken_by_retention_leaves_no_files(
     store: Store, tmp_path: Path, compression: Literal["zstd"] | None
 ) -> None:
     """Files without a manifest are invisible, so nobody would ever delete them."""
@@ -489,7 +487,7 @@ def write(checkpoints: CheckpointManager, step: int, loss: float | None = None) 
     checkpoints.wait_for_commit()
 
 
-def test_where_uploads_are_slower_than_checkpoints_the_newest_and_the_best_arrive(
+def test_slow_uploads_send_the_newest_and_the_best_checkpoint(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each was removed before it had arrived: from the fifth on, none did."""
@@ -512,7 +510,7 @@ def test_where_uploads_are_slower_than_checkpoints_the_newest_and_the_best_arriv
     assert checkpoints.local_steps() == [8, 7, 6, 2] and checkpoints.stored_steps() == [8, 7, 2]
 
 
-def test_the_best_of_a_run_that_went_back_may_be_what_it_went_back_to(store: Store, tmp_path: Path) -> None:
+def test_best_of_a_rewound_run_may_precede_its_branch(store: Store, tmp_path: Path) -> None:
     first = opened(store, tmp_path)
     for step, loss in ((1, 0.9), (2, 0.3), (3, 0.2)):
         write(first, step, loss)
@@ -530,7 +528,7 @@ def test_the_best_of_a_run_that_went_back_may_be_what_it_went_back_to(store: Sto
     shutil.rmtree(tmp_path / "local")
 
 
-def test_to_know_the_best_step_nothing_is_fetched(store: Store, tmp_path: Path) -> None:
+def test_best_step_is_known_without_fetching(store: Store, tmp_path: Path) -> None:
     checkpoints = opened(store, tmp_path)
     write(checkpoints, 1, 0.4)
     write(checkpoints, 2, 0.6)
@@ -555,7 +553,7 @@ class Flaky(Store):
 
 
 @pytest.mark.parametrize(("step", "times"), [(1, 1), (2, 1), (2, 2)])
-def test_an_upload_that_failed_is_made_up_for_and_does_not_end_the_run(
+def test_failed_upload_is_retried_and_does_not_end_the_run(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, times: int
 ) -> None:
     """At the end of training everything that should be in the store is there: the network's bad seconds are over."""
@@ -566,7 +564,7 @@ def test_an_upload_that_failed_is_made_up_for_and_does_not_end_the_run(
     assert paused == [1.0, 4.0][:times]
 
 
-def test_the_best_arrives_after_an_outage_that_outlasted_its_retries(
+def test_best_checkpoint_is_uploaded_after_a_long_outage(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """It was on one machine alone for the rest of the run: had that died, another one would have been published.
@@ -585,7 +583,7 @@ def test_the_best_arrives_after_an_outage_that_outlasted_its_retries(
         assert ("upload of checkpoint 1 failed again: ConnectionError" in capfd.readouterr().out) == (step == 2)
 
 
-def test_what_was_told_of_a_checkpoint_while_it_could_not_be_sent_arrives_with_it(
+def test_metadata_updated_during_an_outage_is_uploaded_with_its_checkpoint(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its validation loss comes later than its files: without it nobody would know which one is the best."""
@@ -600,7 +598,7 @@ def test_what_was_told_of_a_checkpoint_while_it_could_not_be_sent_arrives_with_i
     assert checkpoints.stored.quality(1).loss == 0.1
 
 
-def test_no_run_ends_because_old_checkpoints_could_not_be_deleted(
+def test_failed_deletion_of_old_checkpoints_does_not_end_the_run(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     save(opened(store, tmp_path), 4)
@@ -617,7 +615,7 @@ def test_no_run_ends_because_old_checkpoints_could_not_be_deleted(
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
-def test_the_best_is_sent_again_as_the_run_goes_on_if_it_is_whole(store: Store, tmp_path: Path, is_whole: bool) -> None:
+def test_missing_best_checkpoint_is_uploaded_on_resume_if_intact(store: Store, tmp_path: Path, is_whole: bool) -> None:
     first = opened(store, tmp_path, keep_last=1)
     write(first, 1, 0.1)
     write(first, 2, 0.5)
@@ -642,7 +640,7 @@ def steps_in(store: Store) -> set[str]:
     return {uri.removeprefix(URI + "/").split("/")[0] for uri in store.list(URI)}
 
 
-def test_what_broke_off_on_its_way_in_or_out_is_gone_after_the_next_upload(store: Store, tmp_path: Path) -> None:
+def test_partial_uploads_and_deletions_are_cleaned_after_next_upload(store: Store, tmp_path: Path) -> None:
     """The store was away as it was sent, or deleted, and no listing of checkpoints shows what has no manifest."""
     save(opened(store, tmp_path, keep_last=1), 4)
     halves(store, 1, 3)
@@ -651,7 +649,7 @@ def test_what_broke_off_on_its_way_in_or_out_is_gone_after_the_next_upload(store
     assert steps_in(store) == {"5", "from-3"}
 
 
-def test_what_broke_off_is_gone_too_where_a_run_has_nothing_left_to_upload(store: Store, tmp_path: Path) -> None:
+def test_partial_deletions_are_cleaned_without_a_new_upload(store: Store, tmp_path: Path) -> None:
     """Killed as it deleted what its last checkpoint had replaced."""
     save(opened(store, tmp_path, keep_last=1), 4)
     halves(store, 3)
@@ -664,7 +662,7 @@ def test_what_broke_off_is_gone_too_where_a_run_has_nothing_left_to_upload(store
     assert_whole(again.latest(), 4)
 
 
-def test_an_upload_that_fails_for_good_ends_the_run_where_it_is_the_newest(
+def test_permanently_failed_upload_of_the_newest_ends_the_run(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tenacity.nap.time.sleep", lambda seconds: None)
@@ -674,7 +672,7 @@ def test_an_upload_that_fails_for_good_ends_the_run_where_it_is_the_newest(
     assert_whole(opened(store, tmp_path).latest(), 2)
 
 
-def test_what_is_on_its_way_as_it_is_discarded_does_not_arrive(
+def test_discarded_checkpoint_is_not_uploaded_afterwards(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The weights of a diverged step would be the newest for whoever goes on from the store."""
@@ -696,7 +694,7 @@ def test_what_is_on_its_way_as_it_is_discarded_does_not_arrive(
     assert (run.local_steps(), run.stored_steps()) == ([], [])
 
 
-def test_a_broken_upload_does_not_push_a_valid_one_out(store: Store, tmp_path: Path) -> None:
+def test_corrupt_upload_does_not_displace_a_valid_one(store: Store, tmp_path: Path) -> None:
     save(opened(store, tmp_path, keep_last=1), 8)
     os.truncate(stored(store, 8, "optimizer.pt"), 5)
     os.truncate(tmp_path / "local" / "8" / "optimizer.pt", 5)
@@ -773,7 +771,7 @@ def run_on_a_full_disk(job: Job, tmp_path: Path) -> subprocess.CompletedProcess[
 
 
 @pytest.mark.parametrize("how", ["file", "safetensors", "torch"])
-def test_a_full_disk_leaves_the_checkpoint_before_it_and_one_clear_line(store: Store, tmp_path: Path, how: str) -> None:
+def test_full_disk_keeps_the_previous_checkpoint_and_logs_one_line(store: Store, tmp_path: Path, how: str) -> None:
     """Written by the libraries that the trainer uses; each has its own error for a disk that is full."""
     job = Job(
         id="full",
@@ -797,7 +795,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_it_and_one_clear_line(store: S
 
 
 @pytest.mark.parametrize("open_again", [opened, compressing])
-def test_what_is_told_of_a_checkpoint_later_counts_here_and_on_another_machine(
+def test_metadata_added_later_counts_locally_and_on_another_machine(
     store: Store, tmp_path: Path, open_again: Callable[[Store, Path], CheckpointManager]
 ) -> None:
     """Its loss is known only after a resumed run has evaluated it."""

@@ -28,7 +28,7 @@ def save(checkpoints: CheckpointManager, step: int, weights: str) -> None:
     checkpoints.wait()
 
 
-def test_what_was_on_its_way_to_the_store_as_its_machine_was_killed_is_offered(store: Store, tmp_path: Path) -> None:
+def test_checkpoint_missing_in_the_store_is_uploaded_for_other_nodes(store: Store, tmp_path: Path) -> None:
     first, second = machine(tmp_path, "first", store), machine(tmp_path, "second", store)
     save(first, 8, "of 8")
     store.delete(f"{URI}/8")
@@ -37,7 +37,7 @@ def test_what_was_on_its_way_to_the_store_as_its_machine_was_killed_is_offered(s
     assert (second.folder / "8" / "weights").read_text() == "of 8"
 
 
-def test_what_the_store_has_is_not_uploaded_once_more(store: Store, tmp_path: Path) -> None:
+def test_checkpoint_present_in_the_store_is_not_uploaded_again(store: Store, tmp_path: Path) -> None:
     first = machine(tmp_path, "first", store)
     save(first, 8, "of 8")
     uploaded = store.local_path(f"{URI}/8/weights")
@@ -47,7 +47,7 @@ def test_what_the_store_has_is_not_uploaded_once_more(store: Store, tmp_path: Pa
     assert (uploaded.stat().st_ino, uploaded.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
-def test_other_weights_of_the_same_step_are_not_gone_on_from(store: Store, tmp_path: Path) -> None:
+def test_local_checkpoint_of_same_step_with_other_weights_is_replaced(store: Store, tmp_path: Path) -> None:
     """The run was healed while this machine had no part in it, and came to the step once more."""
     first, second = machine(tmp_path, "first", store), machine(tmp_path, "second", store)
     save(first, 8, "diverged")
@@ -58,7 +58,7 @@ def test_other_weights_of_the_same_step_are_not_gone_on_from(store: Store, tmp_p
     assert (second.folder / "8" / "weights").read_text() == "healed"
 
 
-def test_a_loss_that_was_told_since_is_no_other_content(store: Store, tmp_path: Path) -> None:
+def test_validation_loss_update_does_not_change_content_digest(store: Store, tmp_path: Path) -> None:
     """It would be fetched again, which takes minutes where it is large."""
     first, second = machine(tmp_path, "first", store), machine(tmp_path, "second", store)
     save(first, 8, "of 8")
@@ -69,7 +69,7 @@ def test_a_loss_that_was_told_since_is_no_other_content(store: Store, tmp_path: 
     second.ensure_local(8, read_content_digest(first.folder / "8"))
 
 
-def test_that_the_store_has_another_one_or_none_is_said(store: Store, tmp_path: Path) -> None:
+def test_missing_or_different_stored_checkpoint_is_reported(store: Store, tmp_path: Path) -> None:
     first, second = machine(tmp_path, "first", store), machine(tmp_path, "second", store)
     with pytest.raises(Restart, match="run-1/8 is not the checkpoint that the first node resumes from"):
         second.ensure_local(8, "of nothing")
@@ -78,14 +78,14 @@ def test_that_the_store_has_another_one_or_none_is_said(store: Store, tmp_path: 
         second.ensure_local(8, "of nothing")
 
 
-def test_where_there_is_no_checkpoint_it_has_no_content(tmp_path: Path) -> None:
+def test_content_digest_of_missing_checkpoint_is_empty(tmp_path: Path) -> None:
     assert read_content_digest(tmp_path / "8") == ""
     (tmp_path / "8").mkdir()
     (tmp_path / "8" / "manifest.json").write_text("{")
     assert read_content_digest(tmp_path / "8") == ""
 
 
-def test_one_that_is_broken_in_the_store_is_offered_anew(store: Store, tmp_path: Path) -> None:
+def test_checkpoint_corrupt_in_the_store_is_uploaded_again(store: Store, tmp_path: Path) -> None:
     first, second = machine(tmp_path, "first", store), machine(tmp_path, "second", store)
     save(first, 8, "of 8")
     store.put_bytes(f"{URI}/8/weights", b"torn")

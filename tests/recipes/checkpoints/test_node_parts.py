@@ -35,7 +35,9 @@ def machines(
 
 @pytest.mark.requirement("Z16")
 @pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
-def test_it_is_whole_with_the_last_part_whoever_brings_it(store: Store, tmp_path: Path, order: tuple[int, ...]) -> None:
+def test_checkpoint_is_complete_with_the_last_part_in_any_upload_order(
+    store: Store, tmp_path: Path, order: tuple[int, ...]
+) -> None:
     together = machines(store, tmp_path, 3)
     for place in order:
         assert together[0].stored_steps() == []
@@ -51,7 +53,7 @@ def test_it_is_whole_with_the_last_part_whoever_brings_it(store: Store, tmp_path
     assert not any(f"/{PARTS_FOLDER}/" in uri for uri in store.list(URI)), "what told of the parts is gone"
 
 
-def test_two_that_arrive_at_once_make_one_whole(store: Store, tmp_path: Path) -> None:
+def test_simultaneous_part_uploads_make_one_complete_checkpoint(store: Store, tmp_path: Path) -> None:
     together = machines(store, tmp_path)
 
     def bring(number: int, step: int) -> None:
@@ -66,7 +68,7 @@ def test_two_that_arrive_at_once_make_one_whole(store: Store, tmp_path: Path) ->
 
 
 @pytest.mark.requirement("Z16")
-def test_a_machine_keeps_its_own_part_alone(store: Store, tmp_path: Path) -> None:
+def test_machine_keeps_only_its_own_part_locally(store: Store, tmp_path: Path) -> None:
     first, second = machines(store, tmp_path)
     save([first, second], 6)
     assert (rows_in(first.folder / "6"), rows_in(second.folder / "6")) == (
@@ -75,7 +77,7 @@ def test_a_machine_keeps_its_own_part_alone(store: Store, tmp_path: Path) -> Non
     )
 
 
-def test_parts_of_two_times_are_no_checkpoint(store: Store, tmp_path: Path) -> None:
+def test_parts_of_different_saves_are_not_combined(store: Store, tmp_path: Path) -> None:
     """The run came to the step once more, after one machine had uploaded its part of the first time."""
     first, second = machines(store, tmp_path)
     write(second, 6, CheckpointPart(number=2, of=2, save="save-6"))
@@ -89,7 +91,7 @@ def test_parts_of_two_times_are_no_checkpoint(store: Store, tmp_path: Path) -> N
     assert found and rows_in(found[1]) == of(6, save="b")
 
 
-def test_parts_of_another_number_of_machines_do_not_count(store: Store, tmp_path: Path) -> None:
+def test_parts_of_another_machine_count_are_not_combined(store: Store, tmp_path: Path) -> None:
     first, second = machines(store, tmp_path)
     write(first, 6, CheckpointPart(number=1, of=3, save="a"))
     write(second, 6, CheckpointPart(number=2, of=3, save="a"))
@@ -99,7 +101,9 @@ def test_parts_of_another_number_of_machines_do_not_count(store: Store, tmp_path
 
 
 @pytest.mark.requirement("I15")
-def test_a_part_alone_is_not_gone_on_from(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_incomplete_parts_fall_back_to_previous_checkpoint(
+    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     first, second = machines(store, tmp_path)
     save([first, second], 4)
     write(first, 6, CheckpointPart(number=1, of=2, save="save-6"))
@@ -111,7 +115,7 @@ def test_a_part_alone_is_not_gone_on_from(store: Store, tmp_path: Path, capsys: 
     assert part_in_folder(first.folder / "6"), "another machine may bring the rest"
 
 
-def test_of_a_part_that_is_here_only_the_rest_is_fetched(s3: S3Server, tmp_path: Path) -> None:
+def test_restore_fetches_only_the_missing_parts(s3: S3Server, tmp_path: Path) -> None:
     together = machines(Store(s3.address, VARIABLES), tmp_path)
     save(together, 6)
     s3.requests.clear()
@@ -122,7 +126,7 @@ def test_of_a_part_that_is_here_only_the_rest_is_fetched(s3: S3Server, tmp_path:
 
 
 @pytest.mark.parametrize("how", ["flipped", "missing"])
-def test_a_part_that_is_broken_here_is_mended(store: Store, tmp_path: Path, how: str) -> None:
+def test_corrupt_local_part_is_repaired_from_the_store(store: Store, tmp_path: Path, how: str) -> None:
     together = machines(store, tmp_path)
     save(together, 6)
     file = together[1].folder / "6" / "rows-2"
@@ -134,7 +138,7 @@ def test_a_part_that_is_broken_here_is_mended(store: Store, tmp_path: Path, how:
     assert found and rows_in(found[1]) == of(6) and find_corruption(found[1], 6) is None
 
 
-def test_parts_are_compressed_each_by_its_machine(store: Store, tmp_path: Path) -> None:
+def test_each_machine_compresses_its_own_part(store: Store, tmp_path: Path) -> None:
     together = machines(store, tmp_path, compression="zstd")
     save(together, 6)
     assert {uri.rpartition("/")[2] for uri in store.list(f"{URI}/6")} == {
@@ -145,7 +149,7 @@ def test_parts_are_compressed_each_by_its_machine(store: Store, tmp_path: Path) 
         assert found and rows_in(found[1]) == of(6) and find_corruption(found[1], 6) is None
 
 
-def test_parts_that_are_on_their_way_are_not_deleted_as_what_broke_off(store: Store, tmp_path: Path) -> None:
+def test_pruning_keeps_parts_still_being_uploaded(store: Store, tmp_path: Path) -> None:
     """One machine prunes for all, and is done earlier than the others."""
     first, second = machines(store, tmp_path)
     for step in (2, 4, 6):
@@ -157,7 +161,7 @@ def test_parts_that_are_on_their_way_are_not_deleted_as_what_broke_off(store: St
     assert first.stored_steps() == [6, 4, 2]
 
 
-def test_the_first_machine_does_not_delete_what_another_brings_before_it(store: Store, tmp_path: Path) -> None:
+def test_pruning_keeps_parts_uploaded_before_the_first_machine(store: Store, tmp_path: Path) -> None:
     """It was still writing its own part of the step, and took that of the faster one for what a kill had left."""
     first, second = machines(store, tmp_path)
     save([first, second], 4)
@@ -171,7 +175,7 @@ def test_the_first_machine_does_not_delete_what_another_brings_before_it(store: 
     assert found and rows_in(found[1]) == of(6)
 
 
-def test_the_first_machine_does_not_delete_what_another_brings_after_it(store: Store, tmp_path: Path) -> None:
+def test_pruning_keeps_own_parts_waiting_for_a_slower_machine(store: Store, tmp_path: Path) -> None:
     """It had left the step behind and kept the newest alone: of a slower one, nothing was ever whole."""
     first, second = (CheckpointManager(tmp_path / name, store, URI, 1) for name in ("first", "second"))
     for step in (4, 6, 8):
@@ -182,7 +186,7 @@ def test_the_first_machine_does_not_delete_what_another_brings_after_it(store: S
     assert first.stored_steps() == [4]
 
 
-def test_what_one_machine_did_not_bring_is_deleted_when_its_time_is_over(store: Store, tmp_path: Path) -> None:
+def test_incomplete_parts_are_deleted_when_retention_expires(store: Store, tmp_path: Path) -> None:
     first, second = machines(store, tmp_path)
     write(first, 2, CheckpointPart(number=1, of=2, save="save-2"))
     for step in (4, 6, 8, 10):
@@ -193,7 +197,7 @@ def test_what_one_machine_did_not_bring_is_deleted_when_its_time_is_over(store: 
     assert first.stored_steps() == [10, 8, 6]
 
 
-def test_the_end_of_a_run_does_not_come_before_all_parts(store: Store, tmp_path: Path) -> None:
+def test_run_end_requires_all_parts(store: Store, tmp_path: Path) -> None:
     first, second = machines(store, tmp_path)
     save([first, second], 4, loss=1.0)
     first.require_complete_parts()
@@ -206,7 +210,7 @@ def test_the_end_of_a_run_does_not_come_before_all_parts(store: Store, tmp_path:
     first.require_complete_parts()
 
 
-def test_what_is_discarded_is_gone_with_the_parts_that_had_arrived(store: Store, tmp_path: Path) -> None:
+def test_discarding_deletes_already_uploaded_parts(store: Store, tmp_path: Path) -> None:
     first, second = machines(store, tmp_path)
     save([first, second], 4)
     write(first, 6, CheckpointPart(number=1, of=2, save="save-6"))
@@ -218,7 +222,7 @@ def test_what_is_discarded_is_gone_with_the_parts_that_had_arrived(store: Store,
     assert first.stored_steps() == [4]
 
 
-def test_a_machine_takes_what_the_first_goes_on_from_with_its_own_part(store: Store, tmp_path: Path) -> None:
+def test_machine_completes_its_local_part_to_the_checkpoint_of_the_first(store: Store, tmp_path: Path) -> None:
     first, second = machines(store, tmp_path)
     save([first, second], 6)
     found = first.latest()
@@ -230,7 +234,9 @@ def test_a_machine_takes_what_the_first_goes_on_from_with_its_own_part(store: St
         assert (second.folder / "6" / "rows-2").stat().st_ino == before
 
 
-def test_two_at_once_may_both_be_the_last(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simultaneous_last_parts_both_complete_the_checkpoint(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both see all parts before one of them has made them whole."""
     together, both = machines(store, tmp_path), threading.Barrier(2)
     written = Store.put_manifest
@@ -258,9 +264,7 @@ def test_two_at_once_may_both_be_the_last(store: Store, tmp_path: Path, monkeypa
     assert found and rows_in(found[1]) == of(6)
 
 
-def test_machines_that_all_upload_slowly_upload_the_same_steps(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_machines_upload_the_same_steps(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each took what was its newest as it came to it, and the other another one: nothing was whole but the first."""
     together = machines(store, tmp_path)
     monkeypatch.setattr("recipes.checkpoints.remote.SLOW_UPLOAD_SECONDS", -1.0)
@@ -301,7 +305,7 @@ def test_machines_that_all_upload_slowly_upload_the_same_steps(
     assert first.stored_steps() == [10, 8, 2]
 
 
-def test_a_part_that_waits_is_uploaded_at_the_end(store: Store, tmp_path: Path) -> None:
+def test_deferred_parts_are_uploaded_at_the_end(store: Store, tmp_path: Path) -> None:
     together = machines(store, tmp_path)
     for step, loss in ((4, 1.0), (6, 3.0), (8, 2.0)):
         for number, machine in enumerate(together, 1):
@@ -313,7 +317,7 @@ def test_a_part_that_waits_is_uploaded_at_the_end(store: Store, tmp_path: Path) 
     together[0].require_complete_parts()
 
 
-def test_while_one_machine_has_the_newest_another_may_have_the_one_before(
+def test_checkpoint_common_to_all_machines_is_kept_until_next_is_complete(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The newest alone was to stay, of which one had its part as all were killed, and the store was away."""

@@ -47,7 +47,7 @@ def stops_at(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(Store, name, stop)
 
 
-def test_a_part_whose_files_have_not_all_come_has_not_arrived(
+def test_part_without_all_files_does_not_count_as_uploaded(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the last one makes a whole of it that lacks files."""
@@ -59,7 +59,9 @@ def test_a_part_whose_files_have_not_all_come_has_not_arrived(
     assert not store.exists(f"{URI}/{MANIFEST_FILE}")
 
 
-def test_until_there_is_the_whole_its_parts_are_told(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_part_records_remain_until_the_checkpoint_is_complete(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Killed between the two, all had arrived, and nothing said so."""
     put(store, tmp_path / "first", FIRST)
     with monkeypatch.context() as killed, pytest.raises(Killed):
@@ -72,7 +74,7 @@ def test_until_there_is_the_whole_its_parts_are_told(store: Store, tmp_path: Pat
     assert place and not place.exists(), "its folder, too"
 
 
-def test_what_is_no_manifest_of_a_part_and_what_is_gone_when_it_is_read_are_passed_over(
+def test_invalid_and_vanished_part_manifests_are_skipped(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(store, tmp_path / "first", FIRST)
@@ -83,14 +85,14 @@ def test_what_is_no_manifest_of_a_part_and_what_is_gone_when_it_is_read_are_pass
     assert [manifest.facts[PART_KEY]["number"] for manifest in list_uploaded_parts(store, URI)] == [1]
 
 
-def test_a_folder_whose_manifest_is_spoiled_has_no_part(tmp_path: Path) -> None:
+def test_folder_with_corrupt_manifest_has_no_part(tmp_path: Path) -> None:
     """It is found broken as others are; the program came to no start."""
     (tmp_path / MANIFEST_FILE).write_bytes(b'{"kind": "half')
     assert part_in_folder(tmp_path) is None
     assert part_in_folder(tmp_path / "none") is None
 
 
-def test_the_whole_has_the_files_of_all_and_says_what_the_first_machine_does() -> None:
+def test_joined_manifest_has_all_files_and_the_facts_of_first_part() -> None:
     """Of shares that were fetched, some files are in several."""
 
     def manifest(part: CheckpointPart, *names: str, **facts: int) -> Manifest:

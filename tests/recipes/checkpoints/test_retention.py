@@ -39,7 +39,7 @@ DOUBTED = CheckpointQuality(doubted_since=5)
         ({6: DOUBTED, 7: DOUBTED, 8: DOUBTED}, {7, 8}),
     ],
 )
-def test_the_newest_two_stay_and_what_may_be_needed_beside_them(
+def test_retention_keeps_the_newest_two_the_best_and_the_last_undoubted(
     standings: dict[int, CheckpointQuality], expected: set[int]
 ) -> None:
     assert select_kept_steps(standings, 2) == expected
@@ -53,10 +53,10 @@ def test_the_newest_two_stay_and_what_may_be_needed_beside_them(
         ({}, CheckpointQuality()),
     ],
 )
-def test_a_manifest_says_how_good_the_model_was(facts: dict[str, float | str], expected: CheckpointQuality) -> None:
+def test_quality_is_parsed_from_manifest(facts: dict[str, float | str], expected: CheckpointQuality) -> None:
     assert parse_quality(Manifest(kind="checkpoint", files=(), facts=dict(facts)).to_bytes()) == expected
 
 
-def test_what_is_no_manifest_says_nothing() -> None:
+def test_quality_of_invalid_manifest_is_empty() -> None:
     """A broken checkpoint is found out as it is gone on with: it must not end a run that only looks which ones stay."""
     assert parse_quality(b'{"kind": "checkp') == CheckpointQuality()

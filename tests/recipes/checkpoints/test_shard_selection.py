@@ -75,7 +75,7 @@ def manifest_of(folder: Path) -> Manifest:
     processes_per_node=st.integers(1, 3),
     sizes=st.dictionaries(st.sampled_from("abc"), st.integers(1, 20), min_size=1),
 )
-def test_its_files_have_all_rows_of_its_processes(
+def test_share_holds_all_rows_of_the_processes_of_its_machine(
     writers: int, machines: int, processes_per_node: int, sizes: dict[str, int]
 ) -> None:
     with TemporaryDirectory() as at:
@@ -105,7 +105,7 @@ def test_its_files_have_all_rows_of_its_processes(
         assert useful <= everybody, "together they have all"
 
 
-def test_of_as_many_processes_as_wrote_them_it_is_their_own_files(tmp_path: Path) -> None:
+def test_share_is_own_files_with_unchanged_process_count(tmp_path: Path) -> None:
     write(tmp_path, range(8), 8, {"large": 64})
     for number in range(1, 5):
         share = NodeShard(number, 4, 2)
@@ -115,7 +115,7 @@ def test_of_as_many_processes_as_wrote_them_it_is_their_own_files(tmp_path: Path
 
 
 @pytest.mark.requirement("I10")
-def test_three_machines_go_on_where_four_have_saved(tmp_path: Path) -> None:
+def test_three_machines_fetch_only_their_share_of_four(tmp_path: Path) -> None:
     """32 processes, and then 24: each machine fetches the files of 11 or 12 of them, not of 32."""
     write(tmp_path, range(32), 32, {"large": 96 * 32})
     counts = []
@@ -125,13 +125,13 @@ def test_three_machines_go_on_where_four_have_saved(tmp_path: Path) -> None:
     assert counts == [11, 12, 11]
 
 
-def test_files_that_do_not_say_which_rows_they_have_are_all_needed(tmp_path: Path) -> None:
+def test_files_without_row_metadata_are_all_fetched(tmp_path: Path) -> None:
     save_file({"weight": torch.zeros(2, 2)}, tmp_path / name_of("model", 0, 2))
     save_file({"weight": torch.zeros(2, 2)}, tmp_path / name_of("model", 1, 2))
     assert len(NodeShard(1, 2, 1).files(manifest_of(tmp_path), lambda paths: headers_in(tmp_path, paths))) == 2
 
 
-def test_a_number_that_model_and_optimizer_have_by_one_name_comes_of_both(tmp_path: Path) -> None:
+def test_scalar_named_alike_in_model_and_optimizer_is_fetched_from_both(tmp_path: Path) -> None:
     """Of an optimizer that has nothing else, one file is enough."""
     for rank in range(3):
         places = {PLACES_KEY: json.dumps({"weight": [4 * rank, 12]})}
@@ -142,7 +142,7 @@ def test_a_number_that_model_and_optimizer_have_by_one_name_comes_of_both(tmp_pa
         assert files == {name_of("model", number - 1, 3), name_of("optimizer", 0, 3)}
 
 
-def test_rows_that_are_in_no_file_here_are_not_made_up(tmp_path: Path) -> None:
+def test_reading_rows_absent_from_local_files_is_refused(tmp_path: Path) -> None:
     write(tmp_path, [1], 2, {"large": 64})
     files = ShardedTensors([tmp_path / name_of("model", 1, 2)])
     assert files.shape("model/large") == (64, 2)
@@ -205,16 +205,14 @@ def test_a_new_machine_fetches_its_share_alone(
     assert fetched(s3).isdisjoint(of_rank(0))
 
 
-def test_a_machine_that_kept_its_folder_fetches_what_the_first_alone_has(
-    together: list[CheckpointManager], s3: S3Server
-) -> None:
+def test_machine_with_its_folder_fetches_only_shared_files(together: list[CheckpointManager], s3: S3Server) -> None:
     s3.requests.clear()
     found = together[1].latest()
     assert found and files_in(found[1]) == {"trainer_state.json", *of_rank(1)}
     assert fetched(s3) == {"manifest.json", "trainer_state.json"}
 
 
-def test_what_machines_have_of_one_checkpoint_is_of_one_content(together: list[CheckpointManager], s3: S3Server) -> None:
+def test_shares_of_one_checkpoint_have_equal_content_digests(together: list[CheckpointManager], s3: S3Server) -> None:
     first, second = (checkpoints.latest() for checkpoints in together)
     assert first and second and read_content_digest(first[1]) == read_content_digest(second[1])
     s3.requests.clear()
@@ -222,7 +220,7 @@ def test_what_machines_have_of_one_checkpoint_is_of_one_content(together: list[C
     assert fetched(s3) <= {"manifest.json"}
 
 
-def test_a_share_is_no_whole_and_is_never_uploaded_as_one(together: list[CheckpointManager], store: Store) -> None:
+def test_share_is_never_uploaded_as_a_complete_checkpoint(together: list[CheckpointManager], store: Store) -> None:
     """Somebody has deleted it in the store."""
     found = together[1].latest()
     assert found and part_in_folder(found[1])
@@ -232,7 +230,7 @@ def test_a_share_is_no_whole_and_is_never_uploaded_as_one(together: list[Checkpo
     assert together[1].stored_steps() == []
 
 
-def test_what_lies_in_a_share_beside_it_is_not_read(together: list[CheckpointManager], tmp_path: Path) -> None:
+def test_local_share_of_another_machine_is_replaced_by_own(together: list[CheckpointManager], tmp_path: Path) -> None:
     """The machine had another number, and other rows."""
     (tmp_path / "second" / "6").rename(tmp_path / "second" / "of-the-second")
     (tmp_path / "first" / "6").rename(tmp_path / "second" / "6")
@@ -240,7 +238,7 @@ def test_what_lies_in_a_share_beside_it_is_not_read(together: list[CheckpointMan
     assert found and files_in(found[1]) == {"trainer_state.json", *of_rank(1)}
 
 
-def test_all_weights_come_for_what_is_published_and_no_optimizer(
+def test_publishing_fetches_all_weights_but_no_optimizer(
     together: list[CheckpointManager], store: Store, tmp_path: Path
 ) -> None:
     new = machine(store, tmp_path, "new", 1)
@@ -254,7 +252,7 @@ def test_all_weights_come_for_what_is_published_and_no_optimizer(
     }
 
 
-def test_weights_that_are_published_make_no_whole_with_the_share_of_another(
+def test_fetched_weights_are_not_combined_with_share_of_another_machine(
     together: list[CheckpointManager], store: Store, tmp_path: Path
 ) -> None:
     """It would have lacked the first machine's part of the optimizer."""
@@ -268,7 +266,7 @@ def test_weights_that_are_published_make_no_whole_with_the_share_of_another(
     assert first.stored_steps() == []
 
 
-def test_what_is_published_is_not_made_of_a_part(together: list[CheckpointManager], store: Store) -> None:
+def test_publishing_incomplete_weights_is_refused(together: list[CheckpointManager], store: Store) -> None:
     found = together[0].latest()
     store.delete(f"{URI}/6")
     assert found
@@ -281,7 +279,7 @@ def beginning(header: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("garbage", [b"", b"1234567", beginning(b"[]"), beginning(b'{"model/one":{}}'), b"\xff" * 20])
-def test_files_that_were_spoiled_in_the_store_are_found_broken(
+def test_files_corrupt_in_the_store_are_detected(
     together: list[CheckpointManager], store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str], garbage: bytes
 ) -> None:
     store.put_bytes(f"{URI}/6/{name_of('model', 0, 2)}", garbage)
@@ -289,7 +287,7 @@ def test_files_that_were_spoiled_in_the_store_are_found_broken(
     assert "uploaded checkpoint 6 is broken" in capsys.readouterr().out
 
 
-def test_of_a_file_that_was_spoiled_no_more_is_read_than_a_header_may_be_long() -> None:
+def test_corrupt_header_length_does_not_read_the_whole_file() -> None:
     """Its first bytes say how long it is, and may say anything: a file of a hundred GB was read into memory."""
     asked: list[tuple[int, int]] = []
 
@@ -302,7 +300,7 @@ def test_of_a_file_that_was_spoiled_no_more_is_read_than_a_header_may_be_long() 
     assert [start for start, _ in asked] == [0, 8] and asked[1][1] < 1 << 28
 
 
-def test_of_all_machines_none_lacks_a_file_when_two_go_on_for_one(store: Store, tmp_path: Path) -> None:
+def test_two_machines_resume_from_checkpoint_of_one(store: Store, tmp_path: Path) -> None:
     save([CheckpointManager(tmp_path / "alone", store, URI, 3)], 6)
     for number in (1, 2):
         found = machine(store, tmp_path, f"machine-{number}", number).latest()
@@ -311,7 +309,7 @@ def test_of_all_machines_none_lacks_a_file_when_two_go_on_for_one(store: Store, 
         assert len(rows.read("model/large", shard_rows(64, number - 1, 2))) == 32
 
 
-def test_weights_are_all_but_those_of_the_optimizer(tmp_path: Path) -> None:
+def test_weight_selection_excludes_optimizer_files(tmp_path: Path) -> None:
     write(tmp_path, [0, 1], 2)
     assert AllWeights(1, 2, 1).files(manifest_of(tmp_path), lambda paths: headers_in(tmp_path, paths)) == {
         name_of("model", 0, 2),
@@ -324,7 +322,7 @@ class Faulty(NodeShard):
         raise KeyError(part.path)
 
 
-def test_a_fault_of_ours_in_choosing_a_share_is_seen(
+def test_programming_error_in_share_selection_is_raised(
     together: list[CheckpointManager], store: Store, tmp_path: Path
 ) -> None:
     """It passed for a header that could not be read, and each machine fetched all."""

@@ -50,7 +50,7 @@ def test_restored_folder_is_the_same_state(store: Store, saved: Path, tmp_path: 
     assert publish(restore(store, tmp_path / "other"), store) == first
 
 
-def test_names_that_pods_cannot_write_are_those_of_the_server() -> None:
+def test_names_reserved_from_pods_match_those_of_the_server() -> None:
     assert object_names.COMMITTED_NAMES == (EXIT_DOCUMENT, USAGE_FILE, UNSENT_METRICS_FILE)
     assert object_names.MAX_COMMITTED_BYTES == signed_upload.COMMIT_BYTES
 
@@ -108,7 +108,7 @@ def test_link_out_of_the_folder_is_stored_as_its_content(store: Store, tmp_path:
     }
 
 
-def test_what_cannot_be_stored_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unstorable_entries_are_logged_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     (folder / "kept").write_text("1")
@@ -125,14 +125,14 @@ def test_what_cannot_be_stored_is_named(tmp_path: Path, capsys: pytest.CaptureFi
         assert any(f"{name} is not published" in line for line in said.splitlines()), (name, said)
 
 
-def test_times_alone_make_no_new_state_and_come_back_as_they_are_now(store: Store, saved: Path, tmp_path: Path) -> None:
+def test_changed_times_make_no_new_state_but_are_restored(store: Store, saved: Path, tmp_path: Path) -> None:
     first = publish(saved, store)
     os.utime(saved / "step-200", ns=(OLDEST, OLDEST + 2 * 10**15))
     assert publish(saved, store) == first
     assert read_folder(restore(store, tmp_path / "other")) == read_folder(saved)
 
 
-def test_plain_folder_has_the_manifest_that_it_always_had(tmp_path: Path) -> None:
+def test_plain_folder_manifest_is_unchanged_across_releases(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     (folder / "step").mkdir(parents=True, mode=0o755)
     (folder / "step" / "a").write_text("1")
@@ -161,7 +161,7 @@ def test_deleting_a_state_deletes_its_times(saved: Path, tmp_path: Path) -> None
     assert {uri.split("/")[5] for uri in store.list(f"{PLACE}.index")} == states
 
 
-def test_restore_overwrites_what_a_killed_one_left(saved: Path, tmp_path: Path) -> None:
+def test_restore_overwrites_leftovers_of_a_killed_restore(saved: Path, tmp_path: Path) -> None:
     store = local_store(tmp_path / "objects")
     publish(saved, store)
     left = tmp_path / "other" / ".checkpoints.tmp" / "step-200"

@@ -53,7 +53,7 @@ for step in range(first + 1, {STEPS} + 1):
 """
 
 
-def test_shards_of_both_nodes_go_on_where_they_were(tmp_path: Path, s3: S3Server) -> None:
+def test_fsdp_script_resumes_from_shards_of_both_nodes(tmp_path: Path, s3: S3Server) -> None:
     house = House(tmp_path, Store(s3.address, VARIABLES))
     shape = {"num_nodes": NODES, "gpus_per_node": 1, "backend": "gloo"}
     job = house.job(SCRIPT, command=["torchrun", "main.py"], distributed=shape, schedule={"checkpoint_interval": "0.2s"})

@@ -44,7 +44,7 @@ def brought(store: Watched, folder: Path) -> list[dict[str, str]]:
     return found
 
 
-def test_each_node_has_its_own_back_and_what_the_first_has_for_all(store: Watched, tmp_path: Path) -> None:
+def test_nodes_restore_their_own_files_and_the_shared_ones(store: Watched, tmp_path: Path) -> None:
     first, second = nodes = gang(store, tmp_path)
     first.write(common="1", shard="0 of 1")
     second.write(shard="1 of 1")
@@ -58,7 +58,7 @@ def test_each_node_has_its_own_back_and_what_the_first_has_for_all(store: Watche
     assert store.sent == [], "nothing has changed on any"
 
 
-def test_parts_of_two_steps_make_no_state(store: Watched, tmp_path: Path) -> None:
+def test_parts_of_different_steps_are_not_published(store: Watched, tmp_path: Path) -> None:
     """The second writes its next step as the first has taken the one before."""
     first, second = nodes = gang(store, tmp_path)
     first.write(shard="0 of 1")
@@ -87,7 +87,7 @@ def test_parts_of_two_steps_make_no_state(store: Watched, tmp_path: Path) -> Non
     assert brought(store, tmp_path) == [{"shard": "0 of 3"}, {"shard": "1 of 3"}]
 
 
-def test_a_part_alone_is_no_state(store: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_part_is_not_published(store: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One machine dies as the command ends on the other."""
     monkeypatch.setattr("recipes.command.multi_node_publisher.FINAL_TIMEOUT_SECONDS", 0.05)
     first, second = nodes = gang(store, tmp_path)
@@ -102,7 +102,7 @@ def test_a_part_alone_is_no_state(store: Watched, tmp_path: Path, monkeypatch: p
     assert brought(store, tmp_path) == [{"shard": "0 of 1"}, {"shard": "1 of 1"}]
 
 
-def test_what_the_nodes_end_with_is_one_state_however_late_one_ends(store: Watched, tmp_path: Path) -> None:
+def test_final_state_waits_for_the_slowest_node(store: Watched, tmp_path: Path) -> None:
     first, second = nodes = gang(store, tmp_path)
     first.write(shard="0")
     second.write(shard="1")
@@ -117,7 +117,7 @@ def test_what_the_nodes_end_with_is_one_state_however_late_one_ends(store: Watch
     assert brought(store, tmp_path) == [{"shard": "0"}, {"shard": "1"}]
 
 
-def test_where_one_part_finds_no_room_there_is_no_state_until_it_does(tmp_path: Path) -> None:
+def test_state_is_published_only_once_all_parts_found_space(tmp_path: Path) -> None:
     large, small = Watched(tmp_path / "objects"), Small(tmp_path / "objects", 0)
     first, second = Node(large, tmp_path, 0), Node(small, tmp_path, 1)
     nodes = [first, second]
@@ -139,7 +139,7 @@ def test_where_one_part_finds_no_room_there_is_no_state_until_it_does(tmp_path: 
     assert brought(large, tmp_path) == [{"shard": "0"}, {"shard": "1"}]
 
 
-def test_an_answer_of_an_earlier_start_is_none(store: Watched, tmp_path: Path) -> None:
+def test_rendezvous_ignores_answers_of_an_earlier_start(store: Watched, tmp_path: Path) -> None:
     """The first started again, and the other has not yet: it is waited for."""
     gang(store, tmp_path)
     first, second = NodeGroup(store, PLACE, 0, NODES), NodeGroup(store, PLACE, 1, NODES)
@@ -177,7 +177,7 @@ def job(house: House) -> Iterator[Job]:
 
 
 @pytest.mark.slow
-def test_a_command_on_two_machines_that_die_goes_on_with_the_shards_of_both(house: House, job: Job, tmp_path: Path) -> None:
+def test_command_resumes_with_shards_of_two_dead_machines(house: House, job: Job, tmp_path: Path) -> None:
     """Only the first one's were published: of a model that was sharded half was lost."""
     pods = Pods(job, tmp_path / "first")
     until("a state of both", lambda: (state := house.state()) and len(house.store.manifest(state).files) == 3)

@@ -46,7 +46,7 @@ ABORTED = "  traceback : Signal 6 (SIGABRT) received by PID 17\n"
         (1, OF_TORCHRUN, None),
     ],
 )
-def test_a_signal_is_told_from_an_error(code: int, errors: str, expected: str | None) -> None:
+def test_killing_signal_is_distinguished_from_error(code: int, errors: str, expected: str | None) -> None:
     assert killing_signal(code, errors) == expected
 
 
@@ -63,11 +63,11 @@ def test_a_signal_is_told_from_an_error(code: int, errors: str, expected: str | 
         (f"ValueError: {'x' * 1000}", f"ValueError: {'x' * 488}"),
     ],
 )
-def test_the_reason_is_one_line(errors: str, expected: str) -> None:
+def test_failure_reason_is_one_line(errors: str, expected: str) -> None:
     assert failure_summary(errors) == expected
 
 
-def test_what_comes_through_a_pipe_goes_on_whole_and_its_end_is_kept(tmp_path: Path) -> None:
+def test_piped_output_is_forwarded_whole_and_its_tail_kept(tmp_path: Path) -> None:
     source, sink = os.pipe()
     text = b"".join(b"%d\r" % number for number in range(3000))
     os.write(sink, text * 3)
@@ -80,7 +80,7 @@ def test_what_comes_through_a_pipe_goes_on_whole_and_its_end_is_kept(tmp_path: P
     assert tail.text.encode() == (text * 3)[-MAX_KEPT_BYTES:]
 
 
-def test_a_log_that_takes_nothing_does_not_hold_up_the_command() -> None:
+def test_full_log_disk_does_not_block_the_command() -> None:
     source, sink = os.pipe()
     os.write(sink, b"ValueError: late\n")
     os.close(sink)

@@ -63,7 +63,7 @@ print(beside.words.HELLO, os.environ["COLOUR"])
     assert "HANZO_ML_DATASETS" not in env and "HF_HUB_OFFLINE" not in env
 
 
-def test_what_a_script_prints_is_in_the_log_while_it_runs(compute: LocalCompute, house: House) -> None:
+def test_script_output_is_logged_while_running(compute: LocalCompute, house: House) -> None:
     job = house.job("import os, time\nprint('out')\nwhile not os.path.exists('go'): time.sleep(0.01)\n")
     runner = threading.Thread(target=compute.run, args=(job, house.follower))
     runner.start()
@@ -101,13 +101,13 @@ def test_an_error_of_the_script_is_not_tried_again_and_is_the_reason(
     assert "recipes/command/" not in "\n".join(house.lines), "no traceback of ours"
 
 
-def test_a_file_that_cannot_be_published_is_told_of(compute: LocalCompute, house: House) -> None:
+def test_unpublishable_file_is_logged(compute: LocalCompute, house: House) -> None:
     left = "import os\nos.mkfifo(os.environ['HANZO_ML_CHECKPOINTS'] + '/pipe')"
     assert compute.run(house.job(left), house.follower).artifacts == {}
     assert any("pipe is not published: it is not a file" in line for line in house.lines)
 
 
-def test_what_a_failed_script_left_is_kept_and_what_it_took_is_added_up(compute: LocalCompute, house: House) -> None:
+def test_failed_script_keeps_its_files_and_adds_its_usage(compute: LocalCompute, house: House) -> None:
     left = "import os\nopen(os.environ['HANZO_ML_CHECKPOINTS'] + '/step-7', 'w').write('x')\nraise ValueError('late')"
     job = house.job(left)
     write_usage(house.store, result_folder(job), Usage(seconds=1000.0))
@@ -117,7 +117,7 @@ def test_what_a_failed_script_left_is_kept_and_what_it_took_is_added_up(compute:
     assert read_usage(house.store, result_folder(job)).seconds > 1000
 
 
-def test_a_killed_command_starts_again_and_finds_what_it_had_left(compute: LocalCompute, house: House) -> None:
+def test_killed_command_restarts_with_its_checkpoints(compute: LocalCompute, house: House) -> None:
     script = """
 import os, signal
 kept = os.path.join(os.environ["HANZO_ML_CHECKPOINTS"], "step")
@@ -130,7 +130,7 @@ print("went on from", open(kept).read())
     assert house.said()[-1] == "went on from 1"
 
 
-def test_a_command_uses_the_gpus_that_its_environment_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_visible_gpus_are_counted_from_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Of a machine with three. What it uses is counted, and where it may use none, dollars were."""
     monkeypatch.setattr(machine, "NVIDIA_FOLDER", tmp_path)
     for index in "123":
@@ -161,7 +161,7 @@ AWAY, FULL = StoreUnavailable("no answer"), StoreFull("no space is left")
 
 
 @pytest.mark.parametrize("problem", [AWAY, FULL], ids=["away", "full"])
-def test_what_an_ended_command_left_is_stored_however_long_the_store_takes_nothing(
+def test_files_of_an_ended_command_are_stored_after_any_outage(
     problem: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """After 17 minutes without a store, or at once in a full one, a command failed that had done all its work."""
@@ -172,7 +172,7 @@ def test_what_an_ended_command_left_is_stored_however_long_the_store_takes_nothi
 
 
 @pytest.mark.parametrize(("grace", "tries"), [(600.0, 9), (0.0, 3)])
-def test_one_that_is_asked_to_stop_tries_for_its_grace(
+def test_stopping_command_retries_storing_only_within_its_grace_period(
     grace: float, tries: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(program, "STORE_RETRY_SECONDS", (0.0, 0.0, 3600.0))
@@ -198,7 +198,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_on_another_machine_it_finds_what_was_left_on_the_first(house: House, broken: bool) -> None:
+def test_command_restores_its_files_on_another_machine(house: House, broken: bool) -> None:
     """Or nothing, where what is in the store is not what was published; then it is published anew."""
     once = LocalCompute(house.jobs, source=ROOT, max_restarts=0, poll_seconds=0.02)
     job = house.job(STAYING)
@@ -238,9 +238,7 @@ if step == 0:
 """
 
 
-def test_of_a_machine_that_dies_while_the_command_runs_its_checkpoints_are_there(
-    compute: LocalCompute, house: House
-) -> None:
+def test_checkpoints_of_a_running_command_survive_its_machine(compute: LocalCompute, house: House) -> None:
     """They were published when a command had ended, so that a node that died took all with it."""
     job = house.job(COUNTING, schedule={"checkpoint_interval": "0.2s"})
     compute.submit(job)
@@ -253,7 +251,7 @@ def test_of_a_machine_that_dies_while_the_command_runs_its_checkpoints_are_there
     assert house.said() == ["goes on from 7"]
 
 
-def test_what_was_published_before_there_were_states_is_found(compute: LocalCompute, house: House) -> None:
+def test_checkpoints_published_by_an_older_release_are_restored(compute: LocalCompute, house: House) -> None:
     job = house.job(COUNTING)
     (house.folder / "left").mkdir()
     (house.folder / "left" / "step").write_text("5")
@@ -262,7 +260,7 @@ def test_what_was_published_before_there_were_states_is_found(compute: LocalComp
     assert house.said() == ["goes on from 5"]
 
 
-def test_one_that_is_always_killed_fails_with_the_signal(compute: LocalCompute, house: House) -> None:
+def test_repeatedly_killed_command_fails_naming_the_signal(compute: LocalCompute, house: House) -> None:
     with pytest.raises(JobFailed, match=r"after 3 attempts: .*killed \(SIGKILL\)"):
         compute.run(house.job("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"), house.follower)
 
@@ -278,7 +276,7 @@ while len(open(starts).read()) < 2: time.sleep(0.01)
 """
 
 
-def test_no_process_of_a_killed_attempt_lives_on_beside_the_next(compute: LocalCompute, house: House) -> None:
+def test_processes_of_a_killed_attempt_end_before_the_next(compute: LocalCompute, house: House) -> None:
     """The program is killed: the command goes with it, and a child in a session of its own before the next attempt."""
     job = house.job(WITH_A_CHILD)
     runner = threading.Thread(target=compute.run, args=(job, house.follower))
@@ -293,7 +291,7 @@ def test_no_process_of_a_killed_attempt_lives_on_beside_the_next(compute: LocalC
     assert not [process for process in before if belongs_to_job(process, ID)]
 
 
-def test_who_starts_again_what_nobody_followed_ends_its_processes_first(compute: LocalCompute, house: House) -> None:
+def test_resubmitting_an_unfollowed_job_ends_its_old_processes(compute: LocalCompute, house: House) -> None:
     job = house.job(WITH_A_CHILD)
     compute.submit(job)
     until("the child", lambda: "child" in compute.read_lines(job, 0)[0] and "begun" in compute.read_lines(job, 0)[0])
@@ -306,7 +304,7 @@ def test_who_starts_again_what_nobody_followed_ends_its_processes_first(compute:
     compute.cancel(job)
 
 
-def test_a_cancelled_command_is_asked_to_end_and_leaves_no_process(compute: LocalCompute, house: House) -> None:
+def test_cancelled_command_gets_sigterm_and_leaves_no_process(compute: LocalCompute, house: House) -> None:
     script = """
 import os, signal, subprocess, sys, time
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
@@ -338,7 +336,7 @@ print("done")
 """
 
 
-def test_one_that_is_asked_to_stop_while_its_end_is_stored_ends_well(compute: LocalCompute, house: House) -> None:
+def test_command_stopped_while_storing_its_result_completes(compute: LocalCompute, house: House) -> None:
     """All it did is done: it neither starts again nor loses what it left."""
     objects = house.folder / "objects"
     job = house.job(STORE_GOES_AWAY, env={"OBJECTS": str(objects)})
@@ -353,7 +351,7 @@ def test_one_that_is_asked_to_stop_while_its_end_is_stored_ends_well(compute: Lo
 
 
 @pytest.mark.requirement("J3")
-def test_one_that_does_not_listen_is_killed_when_its_grace_is_over(house: House) -> None:
+def test_command_ignoring_sigterm_is_killed_after_its_grace_period(house: House) -> None:
     compute = LocalCompute(house.jobs, source=ROOT, grace_seconds=0.5, poll_seconds=0.02)
     job = house.job("import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('begun')\ntime.sleep(600)")
     compute.submit(job)
@@ -362,42 +360,42 @@ def test_one_that_does_not_listen_is_killed_when_its_grace_is_over(house: House)
     assert find_job_processes(ID) == []
 
 
-def test_one_that_takes_longer_than_it_may_is_ended_and_says_so(compute: LocalCompute, house: House) -> None:
+def test_command_exceeding_max_duration_is_ended_with_the_reason(compute: LocalCompute, house: House) -> None:
     job = house.job("import time\ntime.sleep(600)", schedule={"max_duration": "1s"})
     with pytest.raises(JobFailed, match=r"exceeded schedule.max_duration \(1s\): .* increase the limit"):
         compute.run(job, house.follower)
 
 
-def test_a_program_that_is_not_there_is_named(compute: LocalCompute, house: House) -> None:
+def test_missing_program_is_refused_by_name(compute: LocalCompute, house: House) -> None:
     with pytest.raises(BadConfiguration, match="program 'trian' was not found"):
         compute.run(house.job("", command=["trian"]), house.follower)
 
 
-def test_a_dataset_that_is_not_there_is_named(compute: LocalCompute, house: House) -> None:
+def test_missing_dataset_is_refused_by_name(compute: LocalCompute, house: House) -> None:
     job = house.job("", storage={"datasets": "s3://hanzo-ml/datasets/nobody/3/"})
     with pytest.raises(BadConfiguration, match="names dataset nobody@3, which does not exist"):
         compute.run(job, house.follower)
 
 
-def test_a_script_with_its_own_first_line_can_be_run(compute: LocalCompute, house: House) -> None:
+def test_script_with_shebang_is_executable(compute: LocalCompute, house: House) -> None:
     compute.run(house.job("", command=["./go.sh", "far"], files={"go.sh": "#!/bin/sh\necho $1 away\n"}), house.follower)
     assert house.said() == ["far away"]
 
 
-def test_a_torchrun_that_says_nothing_starts_the_processes_of_the_job_s_shape(compute: LocalCompute, house: House) -> None:
+def test_torchrun_without_options_starts_the_processes_of_the_job_shape(compute: LocalCompute, house: House) -> None:
     shape = {"num_nodes": 1, "gpus_per_node": 3}
     words = ["torchrun", "--no-python", "sh", "-c", "echo rank $RANK of $WORLD_SIZE"]
     compute.run(house.job("", command=words, distributed=shape), house.follower)
     assert sorted(line for line in house.said() if line.startswith("rank")) == [f"rank {rank} of 3" for rank in range(3)]
 
 
-def test_several_machines_are_refused_on_one(compute: LocalCompute, house: House) -> None:
+def test_multi_node_command_is_refused_on_one_machine(compute: LocalCompute, house: House) -> None:
     job = house.job("", distributed={"strategy": "fsdp", "num_nodes": 4, "gpus_per_node": 8})
     with pytest.raises(BadConfiguration, match=r"4 nodes, this machine is one: set distributed.num_nodes to 1"):
         compute.run(job, house.follower)
 
 
-def test_a_command_has_a_copy_of_its_dataset_and_of_nothing_beside_it(tmp_path: Path) -> None:
+def test_command_gets_a_copy_of_only_its_dataset(tmp_path: Path) -> None:
     store = Store(StoreAddress(root=(tmp_path / "objects").as_uri(), buckets={"datasets": "d"}))
     (tmp_path / "made" / "train").mkdir(parents=True)
     (tmp_path / "made" / "train" / "train-00000.jsonl").write_text("{}\n")

@@ -69,7 +69,7 @@ def machine(store: Watched, tmp_path: Path) -> Machine:
     return Machine(store, tmp_path / "first")
 
 
-def test_it_is_published_once_nothing_moves_and_once(machine: Machine, store: Watched, tmp_path: Path) -> None:
+def test_quiet_folder_is_published_once(machine: Machine, store: Watched, tmp_path: Path) -> None:
     machine.write("a", "1")
     machine.looks(1)
     assert store.sent == [], "it may be half written"
@@ -83,7 +83,7 @@ def test_it_is_published_once_nothing_moves_and_once(machine: Machine, store: Wa
     assert store.sent == ["a"]
 
 
-def test_what_has_not_changed_is_not_sent_again_and_the_last_few_stay(
+def test_unchanged_files_are_not_sent_again_and_last_states_are_kept(
     machine: Machine, store: Watched, tmp_path: Path
 ) -> None:
     machine.write("base", "b")
@@ -96,7 +96,7 @@ def test_what_has_not_changed_is_not_sent_again_and_the_last_few_stay(
     assert brought(store, tmp_path / "other") == {"base": "b", "step": "3"}
 
 
-def test_an_upload_that_is_killed_leaves_the_state_before_it(machine: Machine, store: Watched, tmp_path: Path) -> None:
+def test_killed_upload_leaves_the_previous_state(machine: Machine, store: Watched, tmp_path: Path) -> None:
     """They lay one over the other: with half of the new files there, neither was whole, and all was lost."""
     machine.write("a", "1")
     machine.write("b", "1")
@@ -125,7 +125,7 @@ def folders(store: Store) -> list[str]:
     return sorted(name.rpartition("-")[0] for name in names)
 
 
-def test_tries_that_fail_leave_no_more_than_the_last_of_them(machine: Machine, store: Watched, tmp_path: Path) -> None:
+def test_failed_uploads_leave_only_the_last_partial_state(machine: Machine, store: Watched, tmp_path: Path) -> None:
     """One a minute left its files there, each beside the others, until one succeeded."""
 
     def fail() -> None:
@@ -147,7 +147,7 @@ def test_tries_that_fail_leave_no_more_than_the_last_of_them(machine: Machine, s
     assert store.sent.count("a") == 2, "the try that failed had sent it"
 
 
-def test_in_a_full_store_the_states_before_make_room_for_the_last(store: Watched, tmp_path: Path) -> None:
+def test_full_store_deletes_older_states_for_the_final_one(store: Watched, tmp_path: Path) -> None:
     """A command that had ended well was a failed one, while states that nobody would go on from took the room."""
     machine = Machine(Small(tmp_path / "objects", size=30), tmp_path / "first")
     for letter in "xyz":
@@ -167,7 +167,7 @@ def test_in_a_full_store_the_states_before_make_room_for_the_last(store: Watched
     assert brought(store, tmp_path / "third") == {"step": "last" * 4}
 
 
-def test_a_broken_state_makes_way_for_the_one_before(machine: Machine, store: Watched, tmp_path: Path) -> None:
+def test_corrupt_state_falls_back_to_the_previous_one(machine: Machine, store: Watched, tmp_path: Path) -> None:
     for text in ("1", "2"):
         machine.write("a", text)
         machine.looks()
@@ -178,7 +178,7 @@ def test_a_broken_state_makes_way_for_the_one_before(machine: Machine, store: Wa
 
 
 @pytest.mark.parametrize("changed", [False, True])
-def test_what_another_process_sent_and_is_damaged_becomes_no_part_of_a_state(
+def test_corrupt_stored_file_is_not_reused_for_a_new_state(
     machine: Machine, store: Watched, tmp_path: Path, changed: bool
 ) -> None:
     """It was copied under the SHA-256 of the good bytes, which lay here all the time."""
@@ -196,7 +196,7 @@ def test_what_another_process_sent_and_is_damaged_becomes_no_part_of_a_state(
     assert store.get_bytes(f"{made.uri}/base") == b"good"
 
 
-def test_what_another_process_sent_and_is_whole_is_no_new_state(machine: Machine, store: Watched, tmp_path: Path) -> None:
+def test_unchanged_state_of_another_process_is_not_published_again(machine: Machine, store: Watched, tmp_path: Path) -> None:
     machine.write("base", "good")
     machine.looks()
     after = Machine(store, tmp_path / "after")
@@ -222,7 +222,7 @@ def test_states_in_a_folder_share_no_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["write", "replace"])
-def test_a_file_that_changes_while_it_is_sent_makes_no_mixed_state(
+def test_file_changing_during_upload_makes_no_mixed_state(
     machine: Machine, store: Watched, tmp_path: Path, way: str
 ) -> None:
     """One that is written over is sent anew, from a copy; one that is renamed over stays what it was."""
@@ -245,7 +245,7 @@ def test_a_file_that_changes_while_it_is_sent_makes_no_mixed_state(
     assert brought(store, tmp_path / "third") == {"a": "22", "b": "22"}
 
 
-def test_where_no_link_can_be_made_each_file_is_copied_and_sent_once(
+def test_files_are_copied_once_when_hard_links_fail(
     machine: Machine, store: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as in another file system. Each copy was taken for a link that had changed, and all was begun anew."""
@@ -278,7 +278,7 @@ def test_files_that_are_written_over_together_are_copied_together(machine: Machi
     assert moved.value.rewritten == set("abcd")
 
 
-def test_a_file_that_may_not_be_read_is_left_out_and_said_once(
+def test_unreadable_file_is_skipped_and_logged_once(
     machine: Machine, store: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No state was published, and a command that had ended well was a failed one."""
@@ -341,7 +341,7 @@ def test_copies_that_leave_a_tenth_of_the_disk_are_made(
     assert store.sent == ["log", "step", "log"], "of what is left some bytes can be spared"
 
 
-def test_of_a_folder_that_never_rests_it_takes_what_it_finds(
+def test_busy_folder_is_published_after_quiet_timeout(
     machine: Machine, store: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshot_publisher, "QUIET_TIMEOUT_SECONDS", -1.0)
@@ -352,7 +352,7 @@ def test_of_a_folder_that_never_rests_it_takes_what_it_finds(
     assert brought(store, tmp_path / "other") == {"step": "1", "log": "one\n"}
 
 
-def test_what_a_store_that_was_away_did_not_get_comes_later(machine: Machine, store: Watched, tmp_path: Path) -> None:
+def test_upload_continues_after_a_store_outage(machine: Machine, store: Watched, tmp_path: Path) -> None:
     def fail() -> None:
         raise StoreUnavailable("no answer")
 
@@ -368,7 +368,7 @@ def test_what_a_store_that_was_away_did_not_get_comes_later(machine: Machine, st
     assert not (machine.folder.parent / ".checkpoints.taken").exists()
 
 
-def test_a_command_that_ends_meanwhile_has_its_last_state_and_sends_nothing_twice(
+def test_command_ending_during_upload_publishes_final_state_without_resending(
     machine: Machine, store: Watched, tmp_path: Path
 ) -> None:
     sending = threading.Event()
@@ -390,7 +390,7 @@ def test_a_command_that_ends_meanwhile_has_its_last_state_and_sends_nothing_twic
     assert brought(store, tmp_path / "other") == {"a": "a", "b": "the last"}
 
 
-def test_a_command_that_ends_while_its_files_are_read_waits_for_no_more_than_one(
+def test_command_ending_during_scan_waits_for_at_most_one_file(
     machine: Machine, store: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All were read for a state that was then thrown away."""
@@ -409,7 +409,7 @@ def test_a_command_that_ends_while_its_files_are_read_waits_for_no_more_than_one
     assert (read, store.sent) == (["a"], [])
 
 
-def test_it_looks_twice_before_a_state_is_due_and_not_all_the_time() -> None:
+def test_folder_is_scanned_only_shortly_before_a_state_is_due() -> None:
     assert seconds_until_scan(now=0, due=3600, accounts_at=3600, interval=3600) == 3590
     assert seconds_until_scan(now=0, due=3600, accounts_at=1200, interval=3600) == 1200, (
         "what it used is written down as often"
@@ -419,7 +419,7 @@ def test_it_looks_twice_before_a_state_is_due_and_not_all_the_time() -> None:
     assert seconds_until_scan(now=0, due=2, accounts_at=2, interval=2) == 1
 
 
-def test_an_error_of_the_store_ends_no_saving(
+def test_store_error_is_logged_and_publishing_continues(
     machine: Machine, store: Watched, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The thread says so, and tries again."""
@@ -437,7 +437,7 @@ def test_an_error_of_the_store_ends_no_saving(
     assert "checkpoints: not published, StoreUnavailable: no answer" in capsys.readouterr().out
 
 
-def test_links_a_name_of_ours_and_what_is_gone(tmp_path: Path) -> None:
+def test_scan_handles_links_reserved_names_and_deleted_files(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "a").write_text("1")
     (tmp_path / MANIFEST_FILE).write_text("mine")

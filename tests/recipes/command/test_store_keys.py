@@ -26,14 +26,14 @@ def environment(folder: Path, root: str, **own: str) -> dict[str, str]:
     return build_environment(job, script, folders, {"PATH": "/bin", **KEYS}, has_gpus=False)
 
 
-def test_command_has_no_key_of_a_store_that_its_program_signs_in_to(tmp_path: Path) -> None:
+def test_command_does_not_get_keys_of_the_job_store(tmp_path: Path) -> None:
     assert not KEYS.keys() & environment(tmp_path, "https://s3:9000").keys()
 
 
 @pytest.mark.parametrize("root", ["file:///objects", "api+http://ml.hanzo.svc:8057/v1/jobs/j/programs/command/objects"])
-def test_keys_of_another_store_are_its_own(tmp_path: Path, root: str) -> None:
+def test_command_keeps_keys_of_another_store(tmp_path: Path, root: str) -> None:
     assert KEYS.items() <= environment(tmp_path, root).items()
 
 
-def test_keys_that_it_declares_are_its_own(tmp_path: Path) -> None:
+def test_command_keeps_declared_keys(tmp_path: Path) -> None:
     assert environment(tmp_path, "https://s3:9000", AWS_ACCESS_KEY_ID="mine")["AWS_ACCESS_KEY_ID"] == "mine"

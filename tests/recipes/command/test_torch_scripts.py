@@ -25,7 +25,7 @@ torch.cuda.set_device(rank)
 
 
 @pytest.mark.requirement("H6")
-def test_what_is_of_a_gpu_is_of_the_processor_where_there_is_none(compute: LocalCompute, house: House) -> None:
+def test_cuda_calls_run_on_cpu_without_a_gpu(compute: LocalCompute, house: House) -> None:
     script = """
 import importlib.util
 importlib.util.find_spec("torch")  # as libraries do that would like to know whether it is there
@@ -47,14 +47,14 @@ print(torch.distributed.get_backend(), nn.parallel.DistributedDataParallel(line.
     assert sum("no GPU on this machine" in line for line in house.lines) == 1
 
 
-def test_the_environment_s_own_sitecustomize_is_run_too(compute: LocalCompute, house: House) -> None:
+def test_sitecustomize_of_the_environment_is_run(compute: LocalCompute, house: House) -> None:
     files = {"main.py": "import sys; print(sys.of_the_user)", "mine/sitecustomize.py": "import sys; sys.of_the_user = 7"}
     compute.run(house.job("", files=files, env={"PYTHONPATH": "mine"}), house.follower)
     assert house.said() == ["7"]
 
 
 @pytest.mark.slow
-def test_a_killed_worker_of_torchrun_starts_the_command_again(compute: LocalCompute, house: House) -> None:
+def test_killed_torchrun_worker_restarts_the_command(compute: LocalCompute, house: House) -> None:
     script = f"""{TOGETHER}
 import time
 starts = os.path.join(os.environ["HANZO_ML_CHECKPOINTS"], f"starts-{{rank}}")
@@ -97,7 +97,7 @@ def test_a_killed_torchrun_leaves_no_worker_behind(house: House) -> None:
     assert find_job_processes(ID) == []
 
 
-def test_of_several_workers_the_one_that_failed_first_is_quoted(compute: LocalCompute, house: House) -> None:
+def test_first_failed_worker_is_quoted(compute: LocalCompute, house: House) -> None:
     script = f"""{TOGETHER}
 if rank == 1:
     raise ValueError("no such column")

@@ -13,12 +13,12 @@ def read(**document: object) -> ExitDocument:
 
 
 @pytest.mark.parametrize("reason", ExitReason)
-def test_the_reason_decides_whatever_the_message_says(reason: ExitReason) -> None:
+def test_exit_reason_takes_precedence_over_the_message(reason: ExitReason) -> None:
     for message in ("killed", "starting again: the object store refuses: no", "no space left", "CUDA out of memory", ""):
         assert read(code=1, message=message, reason=reason).reason is reason
 
 
-def test_a_document_survives_its_json() -> None:
+def test_exit_document_round_trips_through_json() -> None:
     document = ExitDocument(code=None, message="killed", reason=ExitReason.KILLED)
     assert ExitDocument.model_validate_json(document.model_dump_json()) == document
 
@@ -54,7 +54,7 @@ def test_a_document_without_a_reason_is_classified_by_its_code_and_message(
 
 
 @pytest.mark.parametrize("document", [{}, {"code": 1}, {"message": "x"}, {"code": "x", "message": "x"}])
-def test_what_is_no_document_is_refused(document: dict[str, object]) -> None:
+def test_invalid_exit_document_is_refused(document: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         read(**document)
 
@@ -78,5 +78,5 @@ def test_what_is_no_document_is_refused(document: dict[str, object]) -> None:
         ("KeyError", ExitReason.PROGRAM_ERROR),
     ],
 )
-def test_a_log_without_a_reason_is_classified_by_the_error_s_class(name: str, reason: ExitReason) -> None:
+def test_exit_without_reason_is_classified_by_exception_class(name: str, reason: ExitReason) -> None:
     assert classify_exception_name(name) is reason

@@ -42,7 +42,7 @@ DECISIONS = {
 
 
 @pytest.mark.parametrize("reason", ExitReason)
-def test_each_reason_has_its_decisions(reason: ExitReason) -> None:
+def test_each_exit_reason_maps_to_its_decisions(reason: ExitReason) -> None:
     assert DECISIONS[reason] == Decision(
         restarts=reason.restarts,
         counts=reason.counts,

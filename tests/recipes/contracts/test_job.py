@@ -44,11 +44,11 @@ def job(**changed: Any) -> Job:
     return Job.model_validate(values | changed)
 
 
-def test_a_job_survives_the_way_through_its_file() -> None:
+def test_job_round_trips_through_json() -> None:
     assert Job.model_validate_json(job().model_dump_json()) == job()
 
 
-def test_equal_work_has_an_equal_digest_wherever_it_runs() -> None:
+def test_work_digest_is_independent_of_where_a_job_runs() -> None:
     elsewhere = job(
         id="job-2",
         work_dir="/other",
@@ -71,7 +71,7 @@ def test_equal_work_has_an_equal_digest_wherever_it_runs() -> None:
         {"outputs": {"train": "s3://hanzo-ml/datasets/d/2/train"}},
     ],
 )
-def test_other_work_has_another_digest(changed: dict[str, Any]) -> None:
+def test_work_digest_depends_on_the_work(changed: dict[str, Any]) -> None:
     assert job(**changed).work_digest != job().work_digest
 
 
@@ -80,7 +80,7 @@ def test_an_unknown_key_of_a_job_is_refused_by_name() -> None:
         job(chekpoint={})
 
 
-def test_what_travels_cannot_be_changed() -> None:
+def test_contract_objects_are_immutable() -> None:
     with pytest.raises(ValidationError):
         job().id = "other"  # type: ignore[misc]
 
@@ -91,7 +91,7 @@ documents = st.dictionaries(names, scalars | st.lists(scalars, max_size=3), max_
 
 
 @given(documents)
-def test_a_manifest_has_one_byte_form_and_its_digest_is_that_of_its_bytes(facts: dict[str, Any]) -> None:
+def test_manifest_bytes_and_digest_are_canonical(facts: dict[str, Any]) -> None:
     reordered = dict(reversed(list(facts.items())))
     file = FileRecord(path="a", sha256="0" * 64, size=1)
     first, second = (Manifest(kind="k", files=(file,), facts=f) for f in (facts, reordered))
@@ -102,12 +102,12 @@ def test_a_manifest_has_one_byte_form_and_its_digest_is_that_of_its_bytes(facts:
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])
-def test_a_number_that_json_does_not_know_never_gets_into_a_hash(number: float) -> None:
+def test_non_finite_number_is_refused_in_canonical_json(number: float) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         canonical_json({"loss": number})
 
 
-def test_the_losses_of_a_run_that_diverged_come_back_as_they_were() -> None:
+def test_losses_of_a_diverged_run_round_trip() -> None:
     """An absurd learning rate ends in NaN; a result that cannot be read again counts as a job that never ended."""
     facts = TrainingFacts(
         train_seconds=1.0,
@@ -136,7 +136,7 @@ def test_a_metric_that_is_not_finite_does_not_make_a_result_unreadable() -> None
 
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_recipe_of_the_product_is_valid_and_named_as_its_file(path: Path) -> None:
+def test_every_shipped_recipe_is_valid_and_named_like_its_file(path: Path) -> None:
     assert Recipe.load(path).name == path.stem
 
 
@@ -161,7 +161,7 @@ def changed_recipe(folder: Path, **changed: Any) -> Path:
         ({"method": "qlora2"}, "method"),
     ],
 )
-def test_a_bad_recipe_is_refused_in_one_line_that_names_file_and_key(
+def test_invalid_recipe_is_refused_in_one_line_naming_file_and_key(
     tmp_path: Path, changed: dict[str, Any], named: str
 ) -> None:
     path = changed_recipe(tmp_path, **changed)
@@ -176,14 +176,14 @@ def test_an_unknown_recipe_is_refused_with_the_names_of_those_there_are() -> Non
         Recipe.load(RECIPES / "smolm2.yaml")
 
 
-def test_a_folder_is_said_to_be_no_recipe(tmp_path: Path) -> None:
+def test_folder_as_recipe_is_refused(tmp_path: Path) -> None:
     (folder := tmp_path / "mine.yaml").mkdir()
     with pytest.raises(BadConfiguration, match=r"mine\.yaml is a folder: give the path of a recipe file in it"):
         Recipe.load(folder)
 
 
 @pytest.mark.parametrize("text", ["a: [1,", "- just\n- a list\n", "", "\x00"])
-def test_a_recipe_that_is_no_yaml_mapping_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
+def test_recipe_that_is_not_a_yaml_mapping_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "r.yaml").write_text(text)
     with pytest.raises(BadConfiguration) as caught:
         Recipe.load(tmp_path / "r.yaml")
@@ -197,7 +197,7 @@ def test_a_recipe_in_another_encoding_is_refused_in_one_line(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("interval", ["soon", "", "-1h", "1 hour"])
-def test_a_checkpoint_interval_that_is_no_duration_is_refused_with_the_recipe(tmp_path: Path, interval: str) -> None:
+def test_invalid_checkpoint_interval_is_refused_on_loading_the_recipe(tmp_path: Path, interval: str) -> None:
     """Not after the model was downloaded and loaded, when training is about to start."""
     with pytest.raises(BadConfiguration, match="interval"):
         Recipe.load(changed_recipe(tmp_path, checkpoint={"interval": interval}))
@@ -215,16 +215,14 @@ def test_a_checkpoint_interval_that_is_no_duration_is_refused_with_the_recipe(tm
         ({}, {"checkpoint_interval": "3h", "preemptible": True}, "3h"),
     ],
 )
-def test_how_often_a_job_saves_is_as_its_schedule_says(
-    policy: dict[str, Any], schedule: dict[str, Any], interval: str
-) -> None:
+def test_checkpoint_interval_follows_the_schedule(policy: dict[str, Any], schedule: dict[str, Any], interval: str) -> None:
     """Every hour, every 20 minutes where the nodes may be taken away, or as the job itself asks."""
     given = CheckpointPolicy(keep_last=2, **policy)
     assert given.for_schedule(Schedule(**schedule)) == CheckpointPolicy(keep_last=2, interval=interval)
 
 
 @pytest.mark.requirement("G2", "H1", "I1", "I6", "Z32")
-def test_what_is_not_said_is_as_the_specification_has_it() -> None:
+def test_defaults_match_the_specification() -> None:
     policy = CheckpointPolicy()
     assert (policy.interval, policy.interval_steps, policy.for_unstable_run().interval_steps) == ("1h", 1000, 500)
     assert (policy.keep_last, policy.save_on_preempt, policy.resume_from) == (3, True, "latest")

@@ -17,16 +17,16 @@ NOTHING = PreparationSummary(
 @pytest.mark.parametrize(
     ("number", "words"), [(0, "0 files"), (1, "1 file"), (2, "2 files"), (11, "11 files"), (1200, "1,200 files")]
 )
-def test_what_is_counted_is_said_as_people_do(number: int, words: str) -> None:
+def test_count_is_singular_or_plural(number: int, words: str) -> None:
     assert pluralize(number, "file") == words
 
 
 @pytest.mark.parametrize(("number", "words"), [(1, "1 process"), (2, "2 processes")])
-def test_what_ends_with_an_s_gets_another_syllable(number: int, words: str) -> None:
+def test_plural_of_word_ending_in_s_adds_es(number: int, words: str) -> None:
     assert pluralize(number, "process") == words
 
 
-def test_a_log_tells_of_one_record(capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_uses_singular_for_one_record(capsys: pytest.CaptureFixture[str]) -> None:
     """It told of `1 records` and `1 lines`."""
     ExampleTally(8, records=1, num_kept=1, cut=1).report_losses()
     said = capsys.readouterr().out + describe_prepared(NOTHING)
@@ -34,7 +34,7 @@ def test_a_log_tells_of_one_record(capsys: pytest.CaptureFixture[str]) -> None:
     assert "1 line -> ;" in said
 
 
-def test_a_file_that_was_cut_off_has_one_byte() -> None:
+def test_message_uses_singular_for_one_byte() -> None:
     """It had `1 bytes`."""
     file = FileRecord(path="rows", sha256="", size=1200)
     assert find_difference(file, 1, "") == "rows has 1 byte, recorded are 1,200"

@@ -10,7 +10,7 @@ from recipes.contracts.job import Distributed, Elastic, Job, Program, Schedule, 
 from recipes.contracts.pod_settings import PodSettings, Toleration, VolumeClaim
 
 
-def test_documents_of_jobs_without_pod_settings_are_as_before() -> None:
+def test_job_without_pod_settings_omits_their_keys() -> None:
     job = Job(
         id="1", program=Program.TRAIN, result_uri="", store=StoreAddress(root="file:///s", buckets={}), cache_dir="",
         distributed=Distributed(num_nodes=2),
@@ -24,7 +24,7 @@ def test_documents_of_jobs_without_pod_settings_are_as_before() -> None:
     assert Job.model_validate_json(job.model_dump_json()) == job
 
 
-def test_what_is_set_survives_the_way_to_the_pod() -> None:
+def test_pod_settings_round_trip_without_changing_the_work_digest() -> None:
     pod = PodSettings(secrets=("wandb",), volumes=(VolumeClaim(claim="data", path="/data"),), node_selector={"zone": "a"})
     schedule = Schedule(grace_period="1.5m", retries=0)
     shape = Distributed(num_nodes=4, elastic=Elastic(min_nodes=3))
@@ -57,17 +57,17 @@ def test_what_is_set_survives_the_way_to_the_pod() -> None:
         ({"privileged": True}, "privileged"),
     ],
 )
-def test_refuses_what_the_cluster_would_refuse_later(given: dict[str, Any], words: str) -> None:
+def test_pod_settings_invalid_on_a_cluster_are_refused(given: dict[str, Any], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         PodSettings.model_validate(given)
 
 
-def test_accepts_paths_and_taints_as_clusters_have_them() -> None:
+def test_pod_settings_valid_on_clusters_are_accepted() -> None:
     assert VolumeClaim(claim="data.of-us", path="/workspace").read_only
     assert Toleration(operator="Exists").key is None
     assert Toleration(key="cloud.google.com/gke-spot", value="true", effect="NoSchedule").operator == "Equal"
 
 
-def test_elastic_job_needs_fewer_nodes_than_it_asks_for() -> None:
+def test_elastic_min_nodes_must_be_less_than_num_nodes() -> None:
     with pytest.raises(ValidationError, match="must be less than num_nodes"):
         Distributed(num_nodes=2, elastic=Elastic(min_nodes=2))

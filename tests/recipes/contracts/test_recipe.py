@@ -105,7 +105,7 @@ METHODS = {
 
 @pytest.mark.requirement("L1", "L2", "L3", "L4", "L5", "L6", "Z25")
 @pytest.mark.parametrize("name", yaml.safe_load(SPECIFICATION))
-def test_a_zen_recipe_is_the_specification_s_value_by_value(name: str) -> None:
+def test_zen_recipe_matches_the_specification_value_by_value(name: str) -> None:
     written = yaml.safe_load(SPECIFICATION)[name]
     read = Recipe.named(name).model_dump(mode="json")
     shape = written.pop("distributed", None)
@@ -117,7 +117,7 @@ def test_a_zen_recipe_is_the_specification_s_value_by_value(name: str) -> None:
     assert (read["description"], read["memory_profile"], read["when_to_use"]) == METHODS[method]
 
 
-def test_a_recipe_survives_the_way_through_a_job() -> None:
+def test_recipe_round_trips_through_json() -> None:
     for name in Recipe.names():
         recipe = Recipe.named(name)
         assert Recipe.model_validate_json(recipe.model_dump_json()) == recipe
@@ -213,7 +213,7 @@ def test_a_refusal_names_file_line_and_key(tmp_path: Path, line: str, instead: s
     assert named in message
 
 
-def test_what_is_wrong_between_nested_keys_is_at_the_first_of_them(tmp_path: Path) -> None:
+def test_conflict_of_nested_keys_is_reported_at_the_first_key(tmp_path: Path) -> None:
     shape = "hardware:\n  cpu: 2\n  gpus: 3\ndistributed: {gpus_per_node: 2}"
     text = SMALL.replace("hardware: {gpus: 0, cpu: 2, memory: 4Gi}", shape)
     assert f"line {text.splitlines().index('  gpus: 3') + 1}: " in refusal(tmp_path, text)
@@ -222,7 +222,7 @@ def test_what_is_wrong_between_nested_keys_is_at_the_first_of_them(tmp_path: Pat
 
 
 @pytest.mark.requirement("I1")
-def test_the_specification_s_checkpoint_block_is_taken(tmp_path: Path) -> None:
+def test_checkpoint_block_of_the_specification_is_accepted(tmp_path: Path) -> None:
     """All of its keys. `storage` names the place for the reader: another is refused."""
     block = {
         "storage": "s3://hanzo-ml/checkpoints/{run_id}/",
@@ -237,18 +237,18 @@ def test_the_specification_s_checkpoint_block_is_taken(tmp_path: Path) -> None:
         recipe.changed({"checkpoint": {"storage": "s3://elsewhere/"}})
 
 
-def test_the_line_is_that_of_the_key_in_the_nested_mapping(tmp_path: Path) -> None:
+def test_error_line_is_that_of_the_nested_key(tmp_path: Path) -> None:
     text = SMALL.replace("seed: 42\n", "distributed:\n  strategy: ddp\n  num_nodes: 0\n")
     assert f"line {text.splitlines().index('  num_nodes: 0') + 1}: 'distributed.num_nodes'" in refusal(tmp_path, text)
 
 
-def test_a_key_that_is_missing_is_named_and_nothing_else(tmp_path: Path) -> None:
+def test_missing_key_is_refused_by_name_only(tmp_path: Path) -> None:
     """The whole recipe was shown behind it, as Python writes it."""
     message = refusal(tmp_path, SMALL.replace("learning_rate: 1.0e-3\n", ""))
     assert message.endswith("mine.yaml: 'learning_rate' is missing: add it")
 
 
-def test_of_a_key_that_is_misspelled_its_line_is_named_and_not_that_the_right_one_is_missing(tmp_path: Path) -> None:
+def test_misspelled_key_is_refused_with_its_line_and_suggestion(tmp_path: Path) -> None:
     text = SMALL.replace("learning_rate:", "learning_rat:")
     place = next(number for number, line in enumerate(text.splitlines(), 1) if line.startswith("learning_rat:"))
     assert refusal(tmp_path, text).endswith(
@@ -268,7 +268,7 @@ def test_of_a_key_that_is_misspelled_its_line_is_named_and_not_that_the_right_on
         ("seed: 42", f"seed: {'[' * 3000}", None, "it is nested too deep"),
     ],
 )
-def test_a_text_that_is_no_yaml_is_refused_with_the_line_where_it_ends_to_be(
+def test_invalid_yaml_is_refused_with_the_line(
     tmp_path: Path, line: str, instead: str, place: int | None, words: str
 ) -> None:
     """A date that is none came without a line, and a long number with what a program might do about it."""
@@ -278,7 +278,7 @@ def test_a_text_that_is_no_yaml_is_refused_with_the_line_where_it_ends_to_be(
 
 
 @pytest.mark.parametrize("text", ["Be kind.\\0", "half: \\ud800"])
-def test_a_text_that_no_database_holds_is_refused_where_it_is_written(tmp_path: Path, text: str) -> None:
+def test_text_with_unstorable_characters_is_refused_at_its_key(tmp_path: Path, text: str) -> None:
     """YAML takes it where it is escaped: such a recipe was valid, and no database took it."""
     message = refusal(tmp_path, f'{SMALL}system_prompt: "{text}"\n')
     assert "'system_prompt': system_prompt contains a character that cannot be stored" in message
@@ -290,11 +290,11 @@ def test_a_text_that_no_database_holds_is_refused_where_it_is_written(tmp_path: 
     ("text", "words"),
     [("", "is empty"), ("# nothing\n", "is empty"), ("hello\n", "must be a mapping"), ("- a\n", "must be a mapping")],
 )
-def test_a_file_without_keys_is_told_what_a_recipe_is(tmp_path: Path, text: str, words: str) -> None:
+def test_file_without_keys_is_refused_with_a_hint(tmp_path: Path, text: str, words: str) -> None:
     assert refusal(tmp_path, text).endswith(f"{words}: write lines of `KEY: VALUE`, as `hanzo-ml recipe show` prints them")
 
 
-def test_bytes_that_are_no_text_are_refused_with_their_line(tmp_path: Path) -> None:
+def test_non_utf_8_bytes_are_refused_with_their_line(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_bytes(SMALL.replace("LoRA on", "L\u00f6RA on").encode("latin-1"))
     with pytest.raises(BadConfiguration, match=r"mine.yaml, line 2 is not UTF-8: save it as UTF-8"):
@@ -323,13 +323,13 @@ def test_bytes_that_are_no_text_are_refused_with_their_line(tmp_path: Path) -> N
         ({"hardware": {"gpus": 4}, "distributed": {"num_nodes": 1, "gpus_per_node": 8}}, "make them equal"),
     ],
 )
-def test_keys_that_do_not_go_together_are_refused(changes: dict[str, Any], named: str) -> None:
+def test_contradictory_keys_are_refused(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(BadConfiguration, match=named) as caught:
         Recipe.named("smollm2-135m-lora").changed(changes)
     assert "\n" not in str(caught.value)
 
 
-def test_a_job_that_brings_other_hardware_has_no_requirement_of_the_recipe_left() -> None:
+def test_changed_hardware_removes_the_gpu_requirement() -> None:
     changed = Recipe.named("zen-7b-lora").changed({"hardware": {"gpus": 1, "gpu_type": "nvidia-h100-80gb"}})
     assert changed.gpu_requirement is None
 
@@ -342,7 +342,7 @@ def test_gpus_are_counted_for_each_node() -> None:
     assert recipe.tokens_per_step == 1 * 32 * 32 * recipe.sequence_length
 
 
-def test_a_change_of_the_method_leaves_the_keys_of_the_other_behind() -> None:
+def test_changing_the_method_drops_keys_of_the_old_one() -> None:
     lora = Recipe.named("smollm2-135m-lora")
     full = lora.changed({"method": "full", "dtype": "float32"})
     assert (full.method, full.lora_target_modules) == ("full", ())
@@ -369,13 +369,13 @@ PINNED = {"base_model": {"uri": "file:///x", "sha256": "0" * 64}}
         ("zen-7b-full", PINNED | {"optimizer": "adamw_8bit"}, "fsdp does not shard the moments of adamw_8bit"),
     ],
 )
-def test_what_the_program_cannot_do_is_refused_in_one_line(name: str, changes: dict[str, Any], named: str) -> None:
+def test_unsupported_recipe_is_refused_in_one_line(name: str, changes: dict[str, Any], named: str) -> None:
     with pytest.raises(BadConfiguration, match=named) as caught:
         check_supported(Recipe.named(name).changed(changes))
     assert "\n" not in str(caught.value)
 
 
-def test_what_it_can_do_is_not_refused() -> None:
+def test_supported_recipes_are_accepted() -> None:
     assert unsupported_reason(Recipe.named("smollm2-135m-lora")) is None
     for name in ("zen-7b-lora", "zen-72b-lora", "zen-7b-full", "zen-72b-full"):
         assert unsupported_reason(Recipe.named(name).changed(PINNED)) is None
@@ -385,7 +385,7 @@ def test_what_it_can_do_is_not_refused() -> None:
         assert unsupported_reason(Recipe.named("zen-7b-full").changed(PINNED | shape | {"objective": "dpo"})) is None
 
 
-def test_the_rows_of_a_step_stay_the_same_on_any_number_of_processes() -> None:
+def test_samples_per_step_are_independent_of_process_count() -> None:
     shape = {"gpus_per_node": 8, "backend": "gloo"}
     recipe = Recipe.named("smollm2-135m-lora").changed({"batch_size": 4, "gradient_accumulation": 3, "distributed": shape})
     assert recipe.for_processes(8) is recipe
@@ -412,7 +412,7 @@ def test_the_rows_of_a_step_stay_the_same_on_any_number_of_processes() -> None:
 
 
 @pytest.mark.requirement("I10")
-def test_a_run_on_32_gpus_that_loses_8_goes_on_with_24() -> None:
+def test_run_on_32_gpus_continues_on_24() -> None:
     """128 rows are 5 1/3 for each, so that the last round of micro-batches is not full."""
     hardware = {"gpus": 8, "gpu_type": "nvidia-a100-80gb"}
     four_nodes = {"strategy": "fsdp", "num_nodes": 4, "gpus_per_node": 8}
@@ -432,13 +432,13 @@ def test_a_run_on_32_gpus_that_loses_8_goes_on_with_24() -> None:
 
 
 @pytest.mark.parametrize("key", ["batch_size", "gradient_accumulation", "rows_per_step", "lora_rank"])
-def test_a_number_that_is_counted_through_has_a_limit(key: str) -> None:
+def test_batch_and_rank_numbers_are_limited(key: str) -> None:
     with pytest.raises(BadConfiguration, match=f"'{key}': Input should be less than or equal to 1000000"):
         Recipe.named("smollm2-135m-lora").changed({"batch_size": 4, "gradient_accumulation": 1, key: 4_000_000_000_000})
 
 
 @pytest.mark.parametrize(("rows", "fits"), [(16, False), (17, True), (24, True), (25, False)])
-def test_rows_that_leave_a_whole_round_empty_are_refused(rows: int, fits: bool) -> None:
+def test_rows_per_step_leaving_a_round_empty_are_refused(rows: int, fits: bool) -> None:
     recipe = Recipe.named("smollm2-135m-lora")
     keys = {"batch_size": 2, "gradient_accumulation": 3, "distributed": {"gpus_per_node": 4}, "rows_per_step": rows}
     if fits:

@@ -19,7 +19,7 @@ def after(incidents: RecoveryLog) -> list[int | None]:
     return [entry.after for entry in incidents.out_of_memory]
 
 
-def test_each_kind_says_its_own() -> None:
+def test_recovery_log_separates_event_kinds() -> None:
     all_but_one = RecoveryLog(entries=(HALVED, SKIPPED, ENDED))
     assert all_but_one.not_deterministic == [], "nothing else makes a run compute otherwise each time"
     assert all_but_one.not_compiled == []
@@ -28,7 +28,7 @@ def test_each_kind_says_its_own() -> None:
     assert all_but_one.repeated_steps == ((range(29, 32), None),), "with the update before the first bad loss"
 
 
-def test_smaller_parts_hold_from_where_the_run_goes_on_and_from_where_it_goes_back_to() -> None:
+def test_smaller_micro_batches_apply_from_the_resume_or_rollback_step() -> None:
     run = RecoveryLog().with_event(HALVED).resume_after(10).with_event(HALVED_AGAIN).resume_after(20)
     assert after(run) == [10, 20]
     back = run.with_event(SKIPPED).resume_after(15)
@@ -36,7 +36,7 @@ def test_smaller_parts_hold_from_where_the_run_goes_on_and_from_where_it_goes_ba
     assert back.with_event(SKIPPED) == back.resume_after(30) == back
 
 
-def test_a_run_that_repeats_another_leaves_out_its_samples_at_once_and_takes_its_parts_where_that_did() -> None:
+def test_replay_skips_samples_at_once_and_shrinks_batches_at_recorded_steps() -> None:
     first = RecoveryLog().with_event(HALVED).resume_after(10).with_event(SKIPPED).resume_after(15).with_event(ENDED)
     assert RecoveryLog().replay_events(first.entries, 0).entries == (SKIPPED,)
     repeated = RecoveryLog().replay_events(first.entries, 10)
@@ -48,7 +48,7 @@ def test_a_run_that_repeats_another_leaves_out_its_samples_at_once_and_takes_its
     assert own.without(first.entries).repeated_steps == ()
 
 
-def test_what_a_gpu_and_its_compiler_can_do_a_repetition_finds_out_on_its_own() -> None:
+def test_replay_omits_machine_specific_events() -> None:
     refused = NotDeterministic(step=1, operation="index_fold_cuda_")
     failed = NotCompiled(step=1, reason="PassManager::run failed")
     first = RecoveryLog().with_event(refused).with_event(failed).resume_after(10)

@@ -16,12 +16,12 @@ def job() -> Job:
     )
 
 
-def test_a_new_job_renders_as_records_are_served() -> None:
+def test_new_job_renders_records_as_served() -> None:
     assert job().rendering is CURRENT_RENDERING is Rendering.AS_SERVED
     assert Job.model_validate_json(job().model_dump_json()) == job()
 
 
-def test_a_job_without_the_key_goes_on_as_it_began() -> None:
+def test_job_without_rendering_key_keeps_rendering_as_stored() -> None:
     document = job().model_dump(mode="json")
     del document["rendering"]
     before = Job.model_validate_json(json.dumps(document))

@@ -22,7 +22,7 @@ def folder(tmp_path: Path) -> Path:
     "file", ["tokenizer.json", "chat_template.jinja", "vocab.txt", "spiece.model", "additional_chat_templates/rag.jinja"]
 )
 @pytest.mark.parametrize("as_path", [True, False])
-def test_other_files_are_another_tokenizer(folder: Path, file: str, as_path: bool) -> None:
+def test_tokenizer_identity_depends_on_its_files(folder: Path, file: str, as_path: bool) -> None:
     reference = str(folder) if as_path else folder.as_uri()
     before = describe_reference(reference)
     (folder / file).parent.mkdir(exist_ok=True)
@@ -30,7 +30,7 @@ def test_other_files_are_another_tokenizer(folder: Path, file: str, as_path: boo
     assert describe_reference(reference) != before
 
 
-def test_what_lies_beside_a_tokenizer_is_neither_read_nor_counted(folder: Path) -> None:
+def test_files_other_than_the_tokenizer_do_not_change_its_identity(folder: Path) -> None:
     """A name may be that of a disk; no tokenizer is read from below its folder."""
     before = describe_reference(folder.as_uri())
     (folder / "model.safetensors").write_bytes(b"weights")
@@ -40,14 +40,14 @@ def test_what_lies_beside_a_tokenizer_is_neither_read_nor_counted(folder: Path) 
     assert describe_reference(folder.as_uri()) == before
 
 
-def test_a_folder_is_what_transformers_takes_for_one(folder: Path) -> None:
+def test_tokenizer_folder_is_recognized_by_path_or_uri(folder: Path) -> None:
     assert parse_folder(folder.as_uri()) == parse_folder(str(folder)) == folder
     assert parse_folder("zenlm/zen-72b") is None
     assert describe_reference("zenlm/zen-72b") == {}
     assert describe_reference("file:///there/is/none") == describe_reference("file:///nor/here"), "which the program refuses"
 
 
-def test_a_recipe_is_its_base_model() -> None:
+def test_recipe_tokenizer_reference_is_its_base_model() -> None:
     base = Recipe.named("smollm2-135m-lora").base_model
     assert describe_reference("recipe:smollm2-135m-lora") == {"of_recipe": {"uri": base.uri, "sha256": base.sha256}}
     with pytest.raises(BadConfiguration, match="unknown recipe"):

@@ -36,7 +36,7 @@ MEANT = ("wings", "colour", "colour", "colour")
 
 
 @pytest.mark.parametrize(("document", "meant"), list(zip(MISSPELLED, MEANT, strict=True)))
-def test_the_key_that_was_meant_is_named_where_it_stands(document: dict[str, Any], meant: str) -> None:
+def test_misspelled_nested_key_is_suggested(document: dict[str, Any], meant: str) -> None:
     with pytest.raises(ValidationError) as refused:
         Bird.model_validate(document)
     problem = refused.value.errors()[0]
@@ -44,7 +44,7 @@ def test_the_key_that_was_meant_is_named_where_it_stands(document: dict[str, Any
     assert suggest_spelling(str(problem["loc"][-1]), list_known_keys(Bird, problem["loc"][:-1])) == meant
 
 
-def test_of_a_key_that_is_like_none_no_other_is_guessed() -> None:
+def test_unknown_key_without_a_similar_one_has_no_suggestion() -> None:
     assert (
         explain_unknown_key("zebra", list_known_keys(Bird, ())) == "unknown key 'zebra': remove it or correct its spelling"
     )
@@ -58,13 +58,13 @@ def test_of_a_key_that_is_like_none_no_other_is_guessed() -> None:
         ({"checkpoint": {"keeplast": 2}}, "unknown key 'checkpoint.keeplast': did you mean 'keep_last'?"),
     ],
 )
-def test_a_job_that_misspells_a_key_of_its_recipe_is_told_the_right_one(parameters: dict[str, Any], said: str) -> None:
+def test_misspelled_job_parameter_is_refused_with_a_suggestion(parameters: dict[str, Any], said: str) -> None:
     with pytest.raises(BadConfiguration) as refused:
         Recipe.named("smollm2-135m-lora").changed(parameters)
     assert str(refused.value) == f"job parameters: {said}"
 
 
-def test_what_is_wrong_between_keys_is_said_without_the_words_of_the_checker() -> None:
+def test_conflict_message_contains_no_pydantic_wording() -> None:
     with pytest.raises(BadConfiguration) as refused:
         Recipe.named("smollm2-135m-full").changed({"lora_rank": 8})
     assert "Value error" not in str(refused.value) and "the document" not in str(refused.value)

@@ -13,13 +13,13 @@ from tests.support.recipes.hostile_yaml import BOMBS
 
 @pytest.mark.requirement("X9")
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_a_few_lines_that_stand_for_millions_are_refused(bomb: str) -> None:
+def test_yaml_alias_bomb_is_refused(bomb: str) -> None:
     with pytest.raises(yaml.YAMLError, match=r"aliases .* shorten it, or remove"):
         load_yaml(BOMBS[bomb])
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_a_recipe_that_is_one_is_refused_by_its_file(tmp_path: Path, bomb: str) -> None:
+def test_recipe_with_yaml_alias_bomb_is_refused_naming_its_file(tmp_path: Path, bomb: str) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(BOMBS[bomb])
     with pytest.raises(BadConfiguration, match=r"mine\.yaml is not valid YAML: with its aliases") as caught:
@@ -38,17 +38,17 @@ def test_a_recipe_that_is_one_is_refused_by_its_file(tmp_path: Path, bomb: str) 
     ],
     ids=["empty", "plain", "numbers", "aliases", "long"],
 )
-def test_anything_else_is_what_yaml_says(text: str) -> None:
+def test_other_yaml_loads_like_safe_load(text: str) -> None:
     assert load_yaml(text) == yaml.safe_load(text)
 
 
 @pytest.mark.parametrize("text", ["1:30", "-1:30", "1:30:00", "12:30:45.5", "010", "00", "-010"])
-def test_what_is_no_number_to_people_is_none(text: str) -> None:
+def test_sexagesimal_value_is_read_as_text(text: str) -> None:
     """`interval: 1:30` was refused as the number 90, and `max_steps: 1:30` taken for it."""
     assert load_yaml(f"a: {text}\nb: [{text}]") == {"a": text, "b": [text]}
 
 
-def test_a_key_that_is_no_number_to_people_is_a_text(tmp_path: Path) -> None:
+def test_sexagesimal_key_is_read_as_text(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("env: {08:00: morning, 1:30: night}\n")
     assert read_yaml_mapping(path)[1] == {"env": {"08:00": "morning", "1:30": "night"}}

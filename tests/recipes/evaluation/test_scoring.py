@@ -49,7 +49,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
     return Tuned(tmp_path_factory.mktemp("tuned"))
 
 
-def test_records_that_the_chat_template_refuses_are_left_out_and_counted(
+def test_records_rejected_by_chat_template_are_left_out_and_counted(
     tuned: Tuned, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As training leaves them out: an evaluation failed on the first one, when the training was paid for."""
@@ -60,7 +60,7 @@ def test_records_that_the_chat_template_refuses_are_left_out_and_counted(
     assert [sample["instruction"] for sample in found.samples] == [f"What colour has door {number}?" for number in range(3)]
 
 
-def test_where_no_record_is_left_it_is_said_why(tuned: Tuned) -> None:
+def test_evaluation_without_usable_records_is_refused_with_the_reason(tuned: Tuned) -> None:
     with pytest.raises(BadConfiguration, match="no record of the test split can be used: the first is rejected by the chat"):
         tuned.report("refused", [REFUSED] * 2)
 
@@ -98,14 +98,14 @@ RECORD = parse_record({"instruction": "Who?", "answer": "She."})
         (lambda model: generate_answers(model, make_tokenizer(), [[1, 2], [3]], 4), {"input_ids", "attention_mask"}),
     ],
 )
-def test_what_a_model_computes_on_is_where_it_is(compute: Callable[[Any], Any], inputs: set[str]) -> None:
+def test_inputs_are_moved_to_the_device_of_the_model(compute: Callable[[Any], Any], inputs: set[str]) -> None:
     with pytest.raises(Computed) as computed:
         compute(Elsewhere())
     assert computed.value.args[0] == dict.fromkeys(inputs, "meta")
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_an_answer_ends_with_a_token_that_the_model_states(tuned: Tuned, several: bool) -> None:
+def test_generation_stops_at_end_tokens_of_the_model_configuration(tuned: Tuned, several: bool) -> None:
     """As Gemma's turns do, whose tokenizer has another end token: answers went on for as many tokens as they might have."""
     tokenizer = make_tokenizer()
     model = AutoModelForCausalLM.from_pretrained(tuned.model, dtype=torch.float32).eval()

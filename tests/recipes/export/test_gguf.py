@@ -56,7 +56,7 @@ def divergence(folder: Path, gguf: Path) -> float:
 
 @pytest.mark.requirement("N5")
 @pytest.mark.parametrize("quantization", ["F16", "BF16", "Q8_0"])
-def test_llama_cpp_computes_what_transformers_computes(model_dir: Path, tmp_path: Path, quantization: Quantization) -> None:
+def test_llama_cpp_distribution_matches_transformers(model_dir: Path, tmp_path: Path, quantization: Quantization) -> None:
     export_gguf(model_dir, tmp_path / "model.gguf", quantization)
     assert divergence(model_dir, tmp_path / "model.gguf") < LARGEST_DIVERGENCE[quantization]
 
@@ -69,7 +69,7 @@ def test_f16_continues_a_text_as_transformers_does(model_dir: Path, tmp_path: Pa
     assert LlamaCpp(tmp_path / "model.gguf").continuation(tokens, 12) == generated.tolist()
 
 
-def test_tokens_and_chat_template_are_the_same(model_dir: Path, tmp_path: Path) -> None:
+def test_tokens_and_chat_template_match_transformers(model_dir: Path, tmp_path: Path) -> None:
     export_gguf(model_dir, tmp_path / "model.gguf", "Q8_0")
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     server = LlamaCpp(tmp_path / "model.gguf")
@@ -89,7 +89,7 @@ def test_equal_input_gives_equal_bytes(model_dir: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.part"))
 
 
-def test_llama3_rope_scaling_is_the_same(model_dir: Path, tmp_path: Path) -> None:
+def test_llama3_rope_scaling_matches_transformers(model_dir: Path, tmp_path: Path) -> None:
     rope = {
         "rope_type": "llama3",
         "rope_theta": 50_000.0,
@@ -103,7 +103,7 @@ def test_llama3_rope_scaling_is_the_same(model_dir: Path, tmp_path: Path) -> Non
     assert divergence(folder, tmp_path / "model.gguf") < LARGEST_DIVERGENCE["F16"]
 
 
-def test_untied_embeddings_and_rows_that_fit_no_block(model_dir: Path, tmp_path: Path) -> None:
+def test_untied_embeddings_and_unaligned_rows_match_transformers(model_dir: Path, tmp_path: Path) -> None:
     folder = changed(model_dir, tmp_path / "other", tie_word_embeddings=False, intermediate_size=80)
     weights = load_file(folder / "model.safetensors")
     for name, tensor in weights.items():
@@ -126,7 +126,7 @@ def test_untied_embeddings_and_rows_that_fit_no_block(model_dir: Path, tmp_path:
         ({"num_hidden_layers": 1}, "does not know the tensor model.layers.1"),
     ],
 )
-def test_what_llama_cpp_would_compute_otherwise_is_refused(
+def test_model_that_llama_cpp_would_compute_differently_is_refused(
     model_dir: Path, tmp_path: Path, changes: dict[str, Any], reason: str
 ) -> None:
     folder = changed(model_dir, tmp_path / "other", **changes)
@@ -179,7 +179,7 @@ def test_a_tokenizer_larger_than_the_embedding_is_refused(model_dir: Path) -> No
         read_vocabulary(model_dir, rows=399)
 
 
-def test_pre_tokenizers_have_llama_cpps_names() -> None:
+def test_pre_tokenizers_map_to_llama_cpp_names() -> None:
     digits = {"type": "Digits", "individual_digits": True}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
     assert find_pre_tokenizer_name(byte_level) == "gpt-2"

@@ -33,7 +33,9 @@ def write(folder: Path, files: dict[str, str]) -> None:
         pytest.param(VERSION_2, "pods/a", "0::/pods/a\n", id="version 2 on a machine"),
     ],
 )
-def test_counters_of_own_cgroup(tmp_path: Path, files: dict[str, str], folder: str, membership: str) -> None:
+def test_memory_counters_are_read_from_own_cgroup(
+    tmp_path: Path, files: dict[str, str], folder: str, membership: str
+) -> None:
     write(tmp_path / "fs" / folder, files)
     write(tmp_path, {"cgroup": membership})
     found = read_memory_counters(tmp_path / "fs", tmp_path / "cgroup")
@@ -41,7 +43,7 @@ def test_counters_of_own_cgroup(tmp_path: Path, files: dict[str, str], folder: s
     assert "memory limit of 1.00 GiB, peak 1.00 GiB" in describe_kill(found)
 
 
-def test_without_limit_the_node_ran_out(tmp_path: Path) -> None:
+def test_memory_kill_without_limit_is_blamed_on_the_node(tmp_path: Path) -> None:
     write(tmp_path / "fs", {**VERSION_2, "memory.max": "max\n"})
     write(tmp_path, {"cgroup": "0::/\n"})
     found = read_memory_counters(tmp_path / "fs", tmp_path / "cgroup")
@@ -49,5 +51,5 @@ def test_without_limit_the_node_ran_out(tmp_path: Path) -> None:
     assert "the node ran out of memory" in describe_kill(found)
 
 
-def test_nothing_is_known_without_cgroups(tmp_path: Path) -> None:
+def test_memory_counters_are_empty_without_cgroups(tmp_path: Path) -> None:
     assert read_memory_counters(tmp_path / "fs", tmp_path / "cgroup") == MemoryCounters(0, None, None)

@@ -40,14 +40,14 @@ ERROR = document(R.PROGRAM_ERROR, "connection closed by peer")
         (ProgramEnd(1, ERROR, was_ended=True), R.PROGRAM_ERROR),
     ],
 )
-def test_end_of_a_program(end: ProgramEnd, reason: ExitReason) -> None:
+def test_end_of_a_program_is_classified(end: ProgramEnd, reason: ExitReason) -> None:
     found = classify_end(end)
     assert found is not None and found.reason is reason
     assert (found.reason.exit_code == 0) == (reason is R.COMPLETED)
 
 
 @pytest.mark.parametrize("code", [-9, -15, 143])
-def test_program_that_was_only_ended_with_the_others_explains_nothing(code: int) -> None:
+def test_program_ended_with_the_others_has_no_reason_of_its_own(code: int) -> None:
     assert classify_end(ProgramEnd(code, was_ended=True)) is None
 
 
@@ -90,7 +90,7 @@ def test_gang_that_was_asked_to_stop_is_preempted_unless_it_failed_by_itself(
     assert choose_verdict(ends, lost, leader=0, was_asked_to_stop=True).reason is reason
 
 
-def test_verdict_of_a_preempted_gang_says_what_the_first_node_saved() -> None:
+def test_verdict_of_a_preempted_gang_is_that_of_the_first_node() -> None:
     killed = document(R.PREEMPTED, "asked to stop, and ended before it had saved: the program was killed (SIGTERM)")
     saved = document(R.PREEMPTED, "preempted: checkpoint 11 holds everything")
     assert choose_verdict({1: killed, 0: saved}, {}, leader=0, was_asked_to_stop=True) == saved
@@ -104,14 +104,14 @@ PEER_ERRORS = (
 
 
 @pytest.mark.parametrize("message", PEER_ERRORS)
-def test_a_program_that_lost_its_peer_is_started_again(message: str) -> None:
+def test_program_that_lost_its_peer_is_restarted(message: str) -> None:
     """The rank of node 0 was killed, its launcher reported nothing in time, and the job ended for good."""
     end = ExitDocument(code=1, message=message, reason=classify_output(message))
     verdict = choose_verdict({1: end, 0: None}, {}, leader=0, was_asked_to_stop=False)
     assert verdict.reason.restarts and verdict.reason.counts
 
 
-def test_the_error_of_a_program_explains_that_others_lost_it() -> None:
+def test_program_error_takes_precedence_over_lost_peer_errors() -> None:
     lost = ExitDocument(code=1, message=PEER_ERRORS[0], reason=classify_output(PEER_ERRORS[0]))
     own = ExitDocument(code=1, message="ValueError: bad label", reason=ExitReason.PROGRAM_ERROR)
     verdict = choose_verdict({0: lost, 1: own}, {}, leader=0, was_asked_to_stop=False)

@@ -125,7 +125,7 @@ def test_silent_launcher_is_lost_after_ten_seconds(launch: Launch) -> None:
     assert "node 1 (pod pod-1 on node machine-1) sent no heartbeat for 10 s" in gang.cluster_job.attempts()[0].message
 
 
-def test_killed_program_is_told_from_its_consequences(launch: Launch) -> None:
+def test_killed_program_is_distinguished_from_its_consequences(launch: Launch) -> None:
     gang = launch(COUNT)
     gang.wait_for_output("begins on")
     (program,) = (pid for pid in descendants(gang.pods[1].pid) if is_program(pid))
@@ -150,7 +150,7 @@ while True:
 """
 
 
-def test_gang_without_progress_ends_at_its_limit_and_names_the_rank_that_hangs(
+def test_stalled_gang_ends_at_its_limit_naming_the_hanging_rank(
     launch: Launch, tmp_path: Path, server: ServerProcess
 ) -> None:
     cluster_job = make_job(tmp_path, server, HANG, 2)
@@ -164,7 +164,7 @@ def test_gang_without_progress_ends_at_its_limit_and_names_the_rank_that_hangs(
     assert attempt.message.startswith("rank 1 of node 1 (pod pod-1 on node machine-1) made no progress for 10s")
 
 
-def test_claim_and_exit_report_wait_for_an_api_that_is_away(launch: Launch, server: ServerProcess) -> None:
+def test_claim_and_exit_report_survive_an_api_outage(launch: Launch, server: ServerProcess) -> None:
     server.stop()
     gang = launch("import time; print('begins', flush=True); time.sleep(3)")
     try:
@@ -243,7 +243,7 @@ def test_foreign_pod_with_another_token_cannot_join(launch: Launch) -> None:
         stranger.wait()
 
 
-def test_store_that_is_away_neither_stops_nor_loses_the_log(launch: Launch, tmp_path: Path) -> None:
+def test_log_survives_a_store_outage(launch: Launch, tmp_path: Path) -> None:
     gang = launch("import time\nfor number in range(12):\n  print('line', number, flush=True); time.sleep(1)", nodes=1)
     gang.wait_for_output("line 1")
     store = Store(gang.cluster_job.job.store)

@@ -62,7 +62,7 @@ def test_pod_that_joins_an_attempt_again_appends(tmp_path: Path, spool: LogSpool
     assert stored(store) == {"000000.log": b"one\n", "000001.log": b"two\n"}
 
 
-def test_full_spool_costs_the_stored_copy_alone(
+def test_full_spool_drops_only_the_stored_copy(
     tmp_path: Path, spool: LogSpool, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_segments, "MAX_SPOOL_BYTES", 10)
@@ -78,7 +78,7 @@ def test_full_spool_costs_the_stored_copy_alone(
     )
 
 
-def test_stdout_that_nobody_reads_does_not_stop_the_program(tmp_path: Path, store: Store) -> None:
+def test_unread_stdout_does_not_block_the_program(tmp_path: Path, store: Store) -> None:
     reading, writing = os.pipe()
     spool = LogSpool(tmp_path / "spool", writing)
     for _ in range(100):

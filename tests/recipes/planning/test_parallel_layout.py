@@ -42,16 +42,14 @@ def cut(stages: int, name: str = "zen-72b-full", **changes: Any) -> Recipe:
 @pytest.mark.parametrize(
     ("stages", "layers", "lengths"), [(1, 3, [3]), (2, 4, [2, 2]), (2, 3, [2, 1]), (4, 10, [2, 3, 3, 2]), (3, 3, [1, 1, 1])]
 )
-def test_every_layer_is_in_one_stage_and_the_ends_have_no_more_than_the_others(
-    stages: int, layers: int, lengths: list[int]
-) -> None:
+def test_every_layer_is_in_one_stage_and_end_stages_are_not_larger(stages: int, layers: int, lengths: list[int]) -> None:
     found = [assign_stage(rank, stages, layers, tied=False) for rank in range(stages)]
     assert [place for stage in found for place in stage.layers] == list(range(layers))
     assert [len(stage.layers) for stage in found] == lengths
     assert [stage.first for stage in found].index(True) == 0 and found[-1].last
 
 
-def test_each_weight_is_in_one_stage_and_a_tied_embedding_at_both_ends() -> None:
+def test_each_weight_is_in_one_stage_and_a_tied_embedding_in_both_end_stages() -> None:
     names = ("model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight", "model.layers.11.x", "model.norm.weight")
     for tied, of_embedding in ((False, [0]), (True, [0, 2])):
         stages = [assign_stage(rank, 3, 12, tied=tied) for rank in range(3)]
@@ -74,32 +72,32 @@ def test_each_weight_is_in_one_stage_and_a_tied_embedding_at_both_ends() -> None
         ),
     ],
 )
-def test_what_has_not_been_tried_is_not_taken(recipe: Recipe, named: str) -> None:
+def test_unsupported_pipeline_recipe_is_refused(recipe: Recipe, named: str) -> None:
     shape = resolve_shape(recipe)
     assert named in (unsupported_reason(recipe) or "")
     with pytest.raises(HanzoError, match=named):
         admit_recipe(recipe, shape)
 
 
-def test_it_is_not_together_with_tensor_parallelism() -> None:
+def test_pipeline_with_tensor_parallelism_is_refused() -> None:
     with pytest.raises(ValidationError, match="tensor_parallel is not supported by pipeline: use strategy fsdp"):
         Distributed.model_validate({"strategy": "pipeline", "tensor_parallel": 2})
 
 
-def test_what_has_is_taken() -> None:
+def test_supported_pipeline_recipes_are_admitted() -> None:
     for name in ("zen-72b-full", "zen-72b-lora", "zen-7b-lora"):
         for stages in (1, 2, 28):
             assert unsupported_reason(cut(stages, name, **PINNED)) is None
 
 
-def test_a_model_with_fewer_layers_that_was_not_known_at_submission_is_refused_when_it_is_read(tmp_path: Path) -> None:
+def test_model_with_fewer_layers_than_stages_is_refused_on_load(tmp_path: Path) -> None:
     shape = resolve_shape(Recipe.named("zen-7b-full")).model_copy(update={"num_hidden_layers": 3})
     (tmp_path / "config.json").write_text(shape.model_dump_json(exclude_none=True))
     with pytest.raises(BadConfiguration, match="recipe 'zen-72b-full': strategy pipeline divides the base model's 3 layers"):
         load_model(tmp_path, cut(4))
 
 
-def test_all_stages_compute_the_same_rows_on_any_number_of_processes() -> None:
+def test_samples_per_step_are_independent_of_stage_count() -> None:
     recipe = cut(8, batch_size=2, gradient_accumulation=6)
     assert (recipe.data_parallel, recipe.samples_per_step) == (1, 12)
     for processes in (1, 2, 3, 16):
@@ -108,7 +106,7 @@ def test_all_stages_compute_the_same_rows_on_any_number_of_processes() -> None:
         assert sharding_arguments(other) == {"pipeline": {"stages": processes, "micro_batches": 6}}
 
 
-def test_a_stage_has_activations_of_as_many_micro_batches_as_there_are_stages_from_it_on() -> None:
+def test_stage_holds_one_micro_batch_per_remaining_stage() -> None:
     assert [count_micro_batches_in_flight(cut(4, gradient_accumulation=16), rank) for rank in range(4)] == [4, 3, 2, 1]
     assert [count_micro_batches_in_flight(cut(4, gradient_accumulation=3), rank) for rank in range(4)] == [3, 3, 3, 3]
     recipe = cut(4, gradient_accumulation=16)
@@ -116,14 +114,14 @@ def test_a_stage_has_activations_of_as_many_micro_batches_as_there_are_stages_fr
     assert second.weights == third.weights and second.activations == third.activations * 3 / 2 > 0
 
 
-def test_a_stage_waits_while_the_first_and_the_last_micro_batch_are_with_others() -> None:
+def test_pipeline_efficiency_accounts_for_fill_and_drain() -> None:
     found = [assume_flops(cut(8, gradient_accumulation=times)) for times in (8, 56)]
     assert found[0] and found[1] and found[0].likely / found[1].likely == pytest.approx((8 / 15) / (56 / 63))
     assert pipeline_efficiency(cut(1)) == 1.0
 
 
 @pytest.mark.parametrize("name", ["zen-72b-full", "zen-72b-lora"])
-def test_stages_together_have_the_model_and_each_needs_its_part_of_the_memory(name: str) -> None:
+def test_stages_together_hold_the_model_and_each_needs_its_share_of_memory(name: str) -> None:
     shape = resolve_shape(Recipe.named(name))
     recipe = cut(16, name)
     stages = stage_shapes(recipe, shape)
@@ -139,7 +137,7 @@ def test_stages_together_have_the_model_and_each_needs_its_part_of_the_memory(na
 
 
 @pytest.mark.slow
-def test_the_libraries_build_the_stages_that_were_reckoned_with(tmp_path: Path) -> None:
+def test_dry_run_builds_the_estimated_stages(tmp_path: Path) -> None:
     document = yaml.safe_load((ROOT / "recipes" / "zen-72b-lora.yaml").read_text())
     changed = {"distributed": {"strategy": "pipeline", "num_nodes": 1, "gpus_per_node": 4}}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(document | changed))

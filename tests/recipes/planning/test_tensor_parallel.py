@@ -32,7 +32,7 @@ def cut(parts: int, gpus: int = 8, name: str = "zen-72b-full", **changes: Any) -
     return Recipe.named(name).changed({"distributed": shape, "hardware": {"gpus": gpus}} | changes)
 
 
-def test_a_shape_without_it_is_what_it_was() -> None:
+def test_shape_without_tensor_parallelism_omits_its_key() -> None:
     """So the digests of runs that were made before there was this key."""
     assert "tensor_parallel" not in Distributed(strategy="fsdp").model_dump(mode="json")
     assert Distributed(strategy="fsdp", tensor_parallel=2).model_dump(mode="json")["tensor_parallel"] == 2
@@ -47,7 +47,7 @@ def test_a_shape_without_it_is_what_it_was() -> None:
         ({"strategy": "fsdp", "tensor_parallel": 0}, "greater than or equal to 1"),
     ],
 )
-def test_processes_that_do_not_come_out_even_are_no_shape(shape: dict[str, Any], named: str) -> None:
+def test_uneven_process_counts_are_refused(shape: dict[str, Any], named: str) -> None:
     with pytest.raises(ValidationError, match=named):
         Distributed.model_validate(shape)
 
@@ -61,19 +61,19 @@ def test_processes_that_do_not_come_out_even_are_no_shape(shape: dict[str, Any],
         (cut(2, architecture=QWEN3), "tensor_parallel computes wrong gradients for head norms, which qwen3 has"),
     ],
 )
-def test_what_does_not_compute_what_one_process_does_is_not_taken(recipe: Recipe, named: str) -> None:
+def test_recipe_unsupported_by_tensor_parallelism_is_refused(recipe: Recipe, named: str) -> None:
     assert named in (unsupported_reason(recipe) or "")
     with pytest.raises(HanzoError, match=named):
         admit_recipe(recipe, resolve_shape(recipe))
 
 
-def test_what_does_is_taken() -> None:
+def test_supported_tensor_parallel_recipes_are_admitted() -> None:
     pinned = {"base_model": {"uri": "file:///x", "sha256": "0" * 64}}
     for parts in (1, 2, 4, 8):
         assert unsupported_reason(cut(parts, **pinned)) is None
 
 
-def test_a_model_that_was_not_known_at_submission_is_refused_when_it_is_read(tmp_path: Path) -> None:
+def test_unsupported_model_unknown_at_submission_is_refused_on_load(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWEN3))
     with pytest.raises(
         BadConfiguration, match="recipe 'zen-72b-full': tensor_parallel computes wrong gradients for head norms"
@@ -81,13 +81,13 @@ def test_a_model_that_was_not_known_at_submission_is_refused_when_it_is_read(tmp
         load_model(tmp_path, cut(2))
 
 
-def test_the_processes_that_are_left_hold_shards_of_a_part() -> None:
+def test_fsdp_shards_over_processes_not_used_by_tensor_parallelism() -> None:
     assert fsdp_config(cut(2)) == {"fsdp_size": 4, "tp_size": 2, "fsdp_mixed_precision": True}
     # Alone it gathers nothing, so that autocast sees to the types.
     assert fsdp_config(cut(8)) == {"fsdp_size": 1, "tp_size": 8, "fsdp_mixed_precision": False}
 
 
-def test_a_step_takes_the_rows_of_as_many_processes_as_have_rows_of_their_own() -> None:
+def test_samples_per_step_count_only_data_parallel_processes() -> None:
     recipe = cut(2, batch_size=3, gradient_accumulation=2)
     assert (recipe.processes, recipe.data_parallel, recipe.samples_per_step) == (8, 4, 3 * 2 * 4)
     assert recipe.tokens_per_step == 24 * recipe.sequence_length

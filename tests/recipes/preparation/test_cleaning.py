@@ -38,7 +38,7 @@ def table(count: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.requirement("C6")
-def test_what_is_missing_is_filled_or_rejected_and_outliers_are_rejected(tmp_path: Path) -> None:
+def test_missing_values_are_filled_or_rejected_and_outliers_rejected(tmp_path: Path) -> None:
     place = Place(tmp_path, table(100))
     result = place.prepare({"clean": CLEAN, "augment": {"shuffle_seed": None}})
     assert result.facts["rejected"] == {"missing value": 10, "outlier": 10}
@@ -57,13 +57,13 @@ def test_what_is_missing_is_filled_or_rejected_and_outliers_are_rejected(tmp_pat
 
 
 @pytest.mark.slow
-def test_any_number_of_processes_cleans_alike(tmp_path: Path) -> None:
+def test_cleaning_is_independent_of_process_count(tmp_path: Path) -> None:
     place = Place(tmp_path, table(300), {"range_bytes": 5_000, "part_bytes": 10_000})
     one, two = (place.prepare({"clean": CLEAN}, workers=count) for count in (1, 2))
     assert place.files(one) == place.files(two) and one == two
 
 
-def test_a_text_that_was_missing_is_what_the_record_says_from_then_on(tmp_path: Path) -> None:
+def test_filled_text_counts_in_layout_detection_and_deduplication(tmp_path: Path) -> None:
     """It is part of the record before its layout is looked at, and before it is told from equal ones."""
     rows: list[dict[str, Any]] = [
         {"instruction": f"what is {number}?", "answer": "" if number == 5 else "a"} for number in range(20)
@@ -74,14 +74,14 @@ def test_a_text_that_was_missing_is_what_the_record_says_from_then_on(tmp_path: 
     assert [row["answer"] for row in place.rows(result) if row["instruction"] == "what is 5?"] == ["unknown"]
 
 
-def test_personal_data_in_a_value_that_was_filled_is_masked_too(tmp_path: Path) -> None:
+def test_personal_data_in_filled_value_is_masked(tmp_path: Path) -> None:
     rows = [dict(row, contact=None if number % 2 else "nobody") for number, row in enumerate(questions(40))]
     place = Place(tmp_path, rows)
     result = place.prepare({"clean": {"fill": {"contact": "write to keeper@example.com"}}})
     assert {row["contact"] for row in place.rows(result)} == {"nobody", "write to [REDACTED]"}
 
 
-def test_a_preparation_without_it_keeps_its_digest() -> None:
+def test_parameters_without_cleaning_omit_its_key() -> None:
     assert "clean" not in PrepareParameters().model_dump(mode="json")
 
 
@@ -97,13 +97,13 @@ def test_a_preparation_without_it_keeps_its_digest() -> None:
         ({"fil": {"a": 1}}, "fil"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(clean: dict[str, Any], said: str) -> None:
+def test_invalid_cleaning_parameters_are_refused(clean: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError) as refused:
         PrepareParameters.model_validate({"clean": clean})
     assert said in str(refused.value)
 
 
-def test_the_schema_of_what_was_filled() -> None:
+def test_schema_reflects_filled_required_and_retyped_columns() -> None:
     parameters = PrepareParameters(clean=CleanParameters(required=("a",), fill={"b": "x", "c": 2, "d": True}))
     parent = {"a": "null|string?", "b": "integer|null?", "c": "integer?", "d": "null", "e": "number?"}
     made = prepared_schema(parent, parameters, {"retyped": ["e"], "filled": {"b": 3, "d": 1}})

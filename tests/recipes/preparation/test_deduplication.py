@@ -41,7 +41,9 @@ def in_scratch(held_bytes: int, find: Callable[[Scratch], Iterable[RecordNumbers
 
 
 @given(st.integers(0, 1 << 32), st.integers(0, 200), st.integers(1, 200), st.sampled_from(HELD_BYTES))
-def test_of_equal_records_all_but_the_first_are_found(seed: int, count: int, different: int, held_bytes: int) -> None:
+def test_exact_deduplication_marks_all_equal_records_but_the_first(
+    seed: int, count: int, different: int, held_bytes: int
+) -> None:
     random = np.random.default_rng(seed)
     known = random.integers(0, 1 << 64, (different, 2), np.uint64)
     known[: different // 3, 0] = known[0, 0]  # half of a digest may be another's too
@@ -54,7 +56,7 @@ def test_of_equal_records_all_but_the_first_are_found(seed: int, count: int, dif
     assert in_scratch(held_bytes, lambda scratch: find_exact_duplicates(ranges, count, scratch), count) == expected
 
 
-def test_a_record_that_is_very_often_there_is_found_in_pieces(tmp_path: Path) -> None:
+def test_exact_deduplication_handles_a_very_frequent_record_in_pieces(tmp_path: Path) -> None:
     digests = np.full((5_000, 2), 7, np.uint64)
     ranges = [digests[begin : begin + 100] for begin in range(0, 5_000, 100)]
     assert marked(5_000, find_exact_duplicates(ranges, 5_000, Scratch(tmp_path, 2_400))) == [False] + [True] * 4_999
@@ -76,7 +78,7 @@ def held_against_first_of_each_bucket(
 
 @pytest.mark.parametrize("held_bytes", [2_000, 1 << 24])
 @pytest.mark.parametrize("threshold", [0.5, 0.8])
-def test_nearly_equal_records_are_those_of_a_bucket_that_are_near_its_first(
+def test_near_deduplication_marks_records_close_to_the_first_of_their_bucket(
     tmp_path: Path, threshold: float, held_bytes: int
 ) -> None:
     parameters = NearDuplicates(threshold=threshold, permutations=32)
@@ -100,7 +102,7 @@ def test_nearly_equal_records_are_those_of_a_bucket_that_are_near_its_first(
     )
 
 
-def test_a_signature_is_taken_once_for_a_pair_in_many_bands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signature_is_read_once_for_a_pair_sharing_many_bands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a third of the records that were nearly one text each was taken once for each band: 55 GB for 16 million."""
     parameters = NearDuplicates(threshold=0.8, permutations=32)
     signatures = np.random.default_rng(1).integers(0, 1 << 32, (900, 32), np.uint32)

@@ -42,7 +42,7 @@ class Served:
 
 
 @pytest.mark.requirement("C5")
-def test_each_row_has_what_a_server_answers_for_it_before_the_preparation(tmp_path: Path) -> None:
+def test_training_features_equal_served_features_of_the_raw_row(tmp_path: Path) -> None:
     rows = table(300)
     place = Place(tmp_path, rows, SMALL)
     clean = {"fill": {"age": 41.5, "spend": 0}, "within": {"score": {"min": 0.02}}, "required": ["plan"]}
@@ -58,7 +58,7 @@ def test_each_row_has_what_a_server_answers_for_it_before_the_preparation(tmp_pa
 
 
 @pytest.mark.requirement("C6")
-def test_scales_are_those_of_the_training_records_and_aggregates_of_all(tmp_path: Path) -> None:
+def test_scales_use_training_records_and_aggregates_use_all(tmp_path: Path) -> None:
     place = Place(tmp_path, table(300), SMALL)
     result = place.prepare({"features": FEATURES})
     train, everything, served = place.rows(result, "train"), place.rows(result), Served(place, result)
@@ -74,7 +74,7 @@ def test_scales_are_those_of_the_training_records_and_aggregates_of_all(tmp_path
         assert served.find(row["customer"])["spend.count"] == len(spent)
 
 
-def test_a_key_is_answered_with_its_last_record_in_the_order_of_the_input(tmp_path: Path) -> None:
+def test_online_lookup_returns_last_record_of_a_key_in_input_order(tmp_path: Path) -> None:
     rows = table(300)
     place = Place(tmp_path, rows, SMALL)
     result = place.prepare({"features": FEATURES})
@@ -86,14 +86,14 @@ def test_a_key_is_answered_with_its_last_record_in_the_order_of_the_input(tmp_pa
 
 
 @pytest.mark.slow
-def test_any_number_of_processes_makes_the_same_files(tmp_path: Path) -> None:
+def test_feature_files_are_independent_of_process_count(tmp_path: Path) -> None:
     place = Place(tmp_path, table(300), SMALL)
     one, two = (place.prepare({"features": FEATURES}, workers=count) for count in (1, 2))
     assert place.files(one) == place.files(two) and one == two
     assert {f"features/{name}" for name in (STATE_FILE, ONLINE_FILE, ONLINE_INDEX_FILE)} <= place.files(one).keys()
 
 
-def test_what_was_never_seen_has_a_declared_answer(tmp_path: Path) -> None:
+def test_unseen_values_have_declared_features(tmp_path: Path) -> None:
     place = Place(tmp_path, table(200), SMALL)
     served = Served(place, place.prepare({"features": FEATURES}))
     unknown = {"plan": "gold", "city": "Rome", "customer": "nobody", "score": 7}
@@ -104,7 +104,7 @@ def test_what_was_never_seen_has_a_declared_answer(tmp_path: Path) -> None:
         assert (found["spend.count"], found["spend.sum"], found["spend.max"]) == (0, None, None)
 
 
-def test_what_is_no_number_is_rejected_with_its_line(tmp_path: Path) -> None:
+def test_non_numeric_feature_value_is_rejected_with_its_line(tmp_path: Path) -> None:
     rows = table(100)
     rows[3]["age"], rows[5]["spend"], rows[7]["plan"], rows[9]["customer"], rows[11]["age"] = "old", "1,5", {}, [], True
     rows[13]["spend"] = " 1.5e1 "
@@ -117,7 +117,7 @@ def test_what_is_no_number_is_rejected_with_its_line(tmp_path: Path) -> None:
     assert told[8] == "'plan' is neither a text nor a number" and told[10].startswith("'customer'")
 
 
-def test_a_key_that_is_personal_data_is_rejected_where_that_is_masked(tmp_path: Path) -> None:
+def test_personal_data_as_feature_key_is_rejected_when_masking(tmp_path: Path) -> None:
     """Masked, all customers would be one."""
     rows = [*table(60), {"row": 60, "customer": "ann@example.com"}]
     place = Place(tmp_path, rows)
@@ -127,7 +127,7 @@ def test_a_key_that_is_personal_data_is_rejected_where_that_is_masked(tmp_path: 
     assert Served(place, shown).find("ann@example.com")["spend.count"] == 0
 
 
-def test_texts_have_features_beside_their_tokens(tmp_path: Path) -> None:
+def test_tokenized_records_keep_their_features(tmp_path: Path) -> None:
     rows = [{**text, **row} for text, row in zip(questions(80), table(80), strict=True)]
     place = Place(tmp_path, rows)
     result = place.prepare({"features": FEATURES, "tokenize": place.tokenize()})
@@ -139,7 +139,7 @@ def test_texts_have_features_beside_their_tokens(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_killed_while_it_is_put_together_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_feature_merge_resumes_after_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = Place(tmp_path, table(300), SMALL)
     whole = place.prepare({"features": FEATURES})
     write = key_index.write_key_index
@@ -167,7 +167,7 @@ def only_undone(share: Any) -> Any:
 
 
 @pytest.mark.parametrize("fan", [2, pytest.param(3, marks=pytest.mark.long)])
-def test_any_number_of_rounds_makes_the_same(tmp_path: Path, fan: int) -> None:
+def test_feature_files_are_independent_of_merge_rounds(tmp_path: Path, fan: int) -> None:
     place, often = (
         Place(tmp_path / str(units["fan"]), table(300), units) for units in (SMALL | {"fan": 99}, SMALL | {"fan": fan})
     )
@@ -190,7 +190,7 @@ def test_any_number_of_rounds_makes_the_same(tmp_path: Path, fan: int) -> None:
     ],
     ids=["none", "many", "name", "sum"],
 )
-def test_what_cannot_be_fitted_is_told(tmp_path: Path, rows: Any, features: dict[str, Any], words: str) -> None:
+def test_unfittable_features_are_refused(tmp_path: Path, rows: Any, features: dict[str, Any], words: str) -> None:
     with pytest.raises(BadConfiguration, match=words):
         Place(tmp_path, rows).prepare({"features": features})
 
@@ -206,19 +206,19 @@ def test_what_cannot_be_fitted_is_told(tmp_path: Path, rows: Any, features: dict
         ({"key": "k", "columns": {"a.sum": {"encode": "ordinal"}}, "aggregate": {"a": ["sum"]}}, "name as an aggregate"),
     ],
 )
-def test_a_declaration_that_says_nothing_is_refused(features: dict[str, Any], words: str) -> None:
+def test_invalid_feature_declaration_is_refused(features: dict[str, Any], words: str) -> None:
     with pytest.raises(ValidationError) as refused:
         PrepareParameters.model_validate({"features": features})
     problem = refused.value.errors()[0]
     assert words in ".".join(map(str, problem["loc"])) + " " + problem["msg"]
 
 
-def test_parameters_without_features_are_what_they_were() -> None:
+def test_parameters_without_features_omit_their_key() -> None:
     assert "features" not in PrepareParameters().model_dump(mode="json")
     assert FeatureParameters.model_validate(FEATURES).aggregates["spend.sum"] == ("spend", "sum")
 
 
-def test_moments_are_exact_whatever_the_order() -> None:
+def test_moments_are_exact_in_any_order() -> None:
     numbers = [1e16, 1.0, -1e16, 1e-300, 3.5, -0.0, 5e-324]
     given, turned = ExactMoments(), ExactMoments()
     for number in numbers:

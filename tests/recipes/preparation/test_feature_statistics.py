@@ -91,7 +91,7 @@ def served(plan: Plan) -> dict[str, str]:
 
 @pytest.mark.parametrize("ranges", [1, 4, 5, 27, 28])
 @pytest.mark.parametrize("hashed", [hash_key, piled])
-def test_any_fan_and_number_of_ranges_make_the_same(tmp_path: Path, ranges: int, hashed: Hash) -> None:
+def test_merged_features_are_independent_of_fan_and_range_count(tmp_path: Path, ranges: int, hashed: Hash) -> None:
     records = drawn(ranges, 40)
     once = fitted(tmp_path / "once", records, 1000, hashed)
     put_together(once)
@@ -111,7 +111,7 @@ def test_any_fan_and_number_of_ranges_make_the_same(tmp_path: Path, ranges: int,
     assert (once.work / FEATURES_FOLDER / ONLINE_INDEX_FILE).stat().st_size == max(1, len(last) // 16) * 16 + 8
 
 
-def test_twice_the_ranges_are_twice_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merge_work_grows_linearly_with_ranges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted in files opened, of which no more than `fan` are open, and in functions called."""
     monkeypatch.setattr(feature_statistics, "BATCH_BYTES", 2000)
     opened = mapped(tmp_path, monkeypatch)
@@ -156,7 +156,7 @@ def calls_of(work: Callable[[], Any]) -> int:
 
 
 @pytest.mark.parametrize("records", [apart, lambda ranges: drawn(ranges, 5)], ids=["apart", "everywhere"])
-def test_twice_the_ranges_take_no_more_memory(
+def test_merge_memory_is_independent_of_range_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: Callable[[int], Records]
 ) -> None:
     monkeypatch.setattr(feature_statistics, "BATCH_BYTES", 2000)
@@ -171,7 +171,7 @@ def test_twice_the_ranges_take_no_more_memory(
     assert peaks[1] < 1.2 * peaks[0]
 
 
-def test_what_was_merged_into_another_table_is_deleted(tmp_path: Path) -> None:
+def test_intermediate_tables_are_deleted_after_merge(tmp_path: Path) -> None:
     plan = fitted(tmp_path, drawn(FEW, 40), FAN)
     last = [merge_tables(plan, level, number) for level, number in list_pending_merges(plan)]
     assert 0 < len(last) <= FAN
@@ -179,7 +179,7 @@ def test_what_was_merged_into_another_table_is_deleted(tmp_path: Path) -> None:
     assert all(file.is_file() for index in range(FEW) for file in fit_files(plan, index))
 
 
-def test_killed_within_a_round_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merge_resumes_after_kill_within_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At whatever table: with no other one made again, and none lost that another one is made of."""
     records = drawn(FEW, 40)
     whole = fitted(tmp_path / "whole", records, FAN)

@@ -40,7 +40,7 @@ def joined_draws(found: list[tuple[int, int]]) -> list[int]:
 
 
 @given(pairs, st.randoms())
-def test_records_are_joined_by_either_draw_however_many_lie_between_them(found: list[tuple[int, int]], order: Any) -> None:
+def test_records_are_clustered_transitively_by_either_draw(found: list[tuple[int, int]], order: Any) -> None:
     joined = joined_draws(found)
     for pair, number in zip(found, joined, strict=True):
         cluster, before = {pair}, set[tuple[int, int]]()

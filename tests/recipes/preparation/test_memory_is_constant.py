@@ -72,7 +72,9 @@ def told_plan(folder: Path, ranges: int, parameters: dict[str, Any]) -> Plan:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parameters", [EVERYTHING, BY_GROUP, BY_COLUMN])
-def test_eight_times_the_records_take_the_same_memory(tmp_path: Path, parameters: dict[str, Any]) -> None:
+def test_global_decisions_take_constant_memory_for_eight_times_the_records(
+    tmp_path: Path, parameters: dict[str, Any]
+) -> None:
     peaks = []
     for ranges in (10, 80):
         plan = told_plan(tmp_path / str(ranges), ranges, parameters)
@@ -158,7 +160,7 @@ def peaks_of(program: "subprocess.Popen[bytes]") -> Counter[int]:
 @pytest.mark.requirement("B14")
 @pytest.mark.slow
 @pytest.mark.long
-def test_twelve_times_the_records_through_every_filter_take_the_same_memory(tmp_path: Path) -> None:
+def test_whole_program_takes_constant_memory_for_twelve_times_the_records(tmp_path: Path) -> None:
     peaks, sizes = [], []
     for count in (FEW, MANY):
         place = Place(tmp_path / str(count), every_kind(count))

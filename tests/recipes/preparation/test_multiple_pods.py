@@ -95,7 +95,7 @@ def compare(result: Result, expected: Result) -> None:
     assert (result.facts, result.metrics, result.work_digest) == (expected.facts, expected.metrics, expected.work_digest)
 
 
-def test_three_pods_of_which_each_dies_once_make_what_one_process_makes(tmp_path: Path) -> None:
+def test_three_pods_that_each_die_once_produce_the_same_bytes_as_one_process(tmp_path: Path) -> None:
     rows = mixed(400)
     alone, wanted, expected = made_by_one(tmp_path / "alone", rows)
     shared = Place(tmp_path / "shared", rows)
@@ -117,7 +117,7 @@ def test_three_pods_of_which_each_dies_once_make_what_one_process_makes(tmp_path
 
 
 @pytest.mark.long
-def test_pods_share_through_s3_too(tmp_path: Path, s3: S3Server) -> None:
+def test_pods_share_work_through_s3(tmp_path: Path, s3: S3Server) -> None:
     rows = mixed(400)
     alone, wanted, made_of_a_file = made_by_one(tmp_path / "alone", rows)
     here = Place(tmp_path / "here", rows, SMALL, chunk_bytes=CHUNK_BYTES)
@@ -131,7 +131,7 @@ def test_pods_share_through_s3_too(tmp_path: Path, s3: S3Server) -> None:
     compare(Result.model_validate_json(shared.store.get_bytes(shared.job(wanted).result_uri)), expected)
 
 
-def test_what_cannot_be_prepared_is_said_by_the_first_pod(tmp_path: Path) -> None:
+def test_unpreparable_input_is_reported_by_first_pod(tmp_path: Path) -> None:
     shared = Place(tmp_path / "shared", [{"foo": 1}] * 3)
     pods = Pods(shared.job({}), tmp_path / "pods")
     first = pods.start(0, "first")
@@ -144,7 +144,7 @@ def test_what_cannot_be_prepared_is_said_by_the_first_pod(tmp_path: Path) -> Non
         pods.kill(rank)
 
 
-def test_a_pod_that_is_started_again_as_the_result_is_stored_waits_for_nothing(tmp_path: Path) -> None:
+def test_pod_restarted_after_result_was_stored_exits_without_waiting(tmp_path: Path) -> None:
     """What it waited for was deleted by then, and what it has given since goes too."""
     shared = Place(tmp_path / "shared", mixed(400))
     job = shared.job({})
@@ -158,7 +158,7 @@ def test_a_pod_that_is_started_again_as_the_result_is_stored_waits_for_nothing(t
     assert shared.store.list(pods.given) == []
 
 
-def test_pods_that_die_fit_features_on_s3_as_one_process_does_in_a_folder(tmp_path: Path, s3: S3Server) -> None:
+def test_feature_fitting_on_s3_survives_pod_deaths_with_identical_files(tmp_path: Path, s3: S3Server) -> None:
     rows, wanted = table(600), {"features": FEATURES, "filter": {"dedup": False}}
     alone = Place(tmp_path / "alone", rows, SMALL)
     expected = alone.prepare(wanted)

@@ -18,7 +18,9 @@ RANGE = 11
 
 
 @given(st.integers(0, 1 << 32), st.integers(0, 150), st.integers(1, 5), st.integers(1, 150), st.integers(0, 9))
-def test_copies_are_those_of_the_lowest_numbers(seed: int, count: int, kinds: int, questions: int, salt: int) -> None:
+def test_oversampling_repeats_the_records_with_the_lowest_draws(
+    seed: int, count: int, kinds: int, questions: int, salt: int
+) -> None:
     random = np.random.default_rng(seed)
     classes = np.minimum(random.geometric(0.5, count) - 1, kinds) - (random.random(count) < 0.3) * 1
     classes = np.where(classes < 0, NO_CLASS, classes).astype(np.int64)
@@ -44,7 +46,7 @@ def test_copies_are_those_of_the_lowest_numbers(seed: int, count: int, kinds: in
     assert {int(found[classes == number].sum()) for number in range(kinds + 1)} <= {0, int(sizes.max())}
 
 
-def test_a_question_that_a_third_of_the_records_ask_is_not_in_memory(tmp_path: Path) -> None:
+def test_oversampling_memory_is_bounded_for_a_very_frequent_question(tmp_path: Path) -> None:
     """All of its records were, as they are in one partition."""
     peaks = []
     for count in (20_000, 160_000):

@@ -60,14 +60,14 @@ LOOK_ALIKES = [
 
 @pytest.mark.requirement("C3", "D1")
 @pytest.mark.parametrize(("kind", "text"), [(kind, text) for kind, texts in FOUND.items() for text in texts])
-def test_each_kind_is_replaced_and_counted(kind: str, text: str) -> None:
+def test_each_kind_of_personal_data_is_replaced_and_counted(kind: str, text: str) -> None:
     counts: Counter[str] = Counter()
     assert mask_text(f"Look: {text}, please.", counts) == "Look: [REDACTED], please."
     assert counts == {kind: 1}
 
 
 @pytest.mark.parametrize("text", LOOK_ALIKES)
-def test_look_alikes_stay(text: str) -> None:
+def test_lookalike_text_is_not_masked(text: str) -> None:
     counts: Counter[str] = Counter()
     assert mask_text(f"Look: {text} here", counts) == f"Look: {text} here"
     assert not counts
@@ -81,7 +81,7 @@ def test_look_alikes_stay(text: str) -> None:
         ("aws_secret_access_key = wJalrXUtnFEMI/K7MDENG", "aws_secret_access_key = [REDACTED]"),
     ],
 )
-def test_of_a_named_secret_the_name_stays(text: str, masked: str) -> None:
+def test_masking_a_secret_keeps_its_key_name(text: str, masked: str) -> None:
     counts: Counter[str] = Counter()
     assert mask_text(text, counts) == masked
     assert counts == {"secret": 1}
@@ -153,7 +153,7 @@ SCRAPS = [
 @example("ask \u00e9\u00e9x\u00e9@mail.example", False)
 @example("host 2001:db8:: is up", False)
 @example("+\u0661\u0662 \u0663\u0663\u0663\u0663\u0663\u0663\u0663\u0663", True)
-def test_the_quick_look_before_changes_nothing_of_what_is_found(text: str, escaped: bool) -> None:
+def test_suspicion_prefilter_does_not_change_what_is_masked(text: str, escaped: bool) -> None:
     """A kind that it passes over is never looked for."""
     row = {"answer": text}
     line = json.dumps(row).replace("/", "\\/").encode() if escaped else canonical_json(row)
@@ -179,7 +179,7 @@ def test_texts_are_masked_however_deep_and_keys_stay() -> None:
     assert counts == {"email": 1}
 
 
-def test_an_integer_that_is_a_card_number_is_masked_like_its_text() -> None:
+def test_integer_card_number_is_masked() -> None:
     row = {"card": 4111111111111111, "all": [378282246310005, {"deep": 5500000000000004}], "text": "paid"}
     counts: Counter[str] = Counter()
     (kinds,) = find_suspected_kinds(pa.array([canonical_json(row)], pa.large_binary()))
@@ -194,7 +194,7 @@ def test_an_integer_that_is_a_card_number_is_masked_like_its_text() -> None:
 @pytest.mark.parametrize(
     "number", [4111111111111112, 1_700_000_000_000, -4111111111111111, 41, 10**30, True, 4111111111111111.0]
 )
-def test_a_number_that_is_no_card_stays_what_it_is(number: float) -> None:
+def test_number_that_is_not_a_card_keeps_value_and_type(number: float) -> None:
     counts: Counter[str] = Counter()
     masked = mask_value([number], counts)
     assert masked == [number] and type(masked[0]) is type(number) and not counts

@@ -57,7 +57,7 @@ OUT = "s3://hanzo-ml/datasets/d/prepared/checks"
 
 @pytest.mark.requirement("C7")
 @pytest.mark.slow
-def test_one_two_and_three_processes_write_the_same_bytes(tmp_path: Path) -> None:
+def test_output_bytes_are_independent_of_process_count(tmp_path: Path) -> None:
     place = Place(tmp_path, mixed(400), SMALL)
     made = [place.prepare({**EVERYTHING, "tokenize": place.tokenize(max_length=64)}, workers=count) for count in (1, 2, 3)]
     first, *others = [place.files(result) for result in made]
@@ -67,7 +67,7 @@ def test_one_two_and_three_processes_write_the_same_bytes(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_what_lies_on_s3_is_prepared_there_into_the_same_bytes(tmp_path: Path, s3: S3Server) -> None:
+def test_preparation_on_s3_writes_the_same_bytes_as_locally(tmp_path: Path, s3: S3Server) -> None:
     rows, wanted = mixed(400), {"augment": {"oversample_minority": True}}
     here = Place(tmp_path / "here", rows)
     there = Place(tmp_path / "there", rows, store=Store(s3.address, VARIABLES))
@@ -86,7 +86,7 @@ def test_what_lies_on_s3_is_prepared_there_into_the_same_bytes(tmp_path: Path, s
 
 @pytest.mark.requirement("C7")
 @pytest.mark.slow
-def test_a_killed_preparation_goes_on_and_writes_the_same_bytes(tmp_path: Path) -> None:
+def test_killed_preparation_resumes_and_writes_the_same_bytes(tmp_path: Path) -> None:
     rows = mixed(1000)
     whole, killed = (Place(tmp_path / name, rows, SMALL) for name in ("whole", "killed"))
     expected = whole.prepare({"filter": {"language": "en"}})
@@ -133,7 +133,7 @@ def test_every_line_is_either_there_or_rejected_with_its_number_and_reason(tmp_p
 
 
 @pytest.mark.requirement("C2")
-def test_what_is_written_is_masked_distinct_and_split_without_leaks(tmp_path: Path) -> None:
+def test_output_is_masked_deduplicated_and_split_without_leaks(tmp_path: Path) -> None:
     place = Place(tmp_path, mixed(600), SMALL)
     result = place.prepare({})
     rows = place.rows(result)
@@ -151,7 +151,7 @@ def test_what_is_written_is_masked_distinct_and_split_without_leaks(tmp_path: Pa
     assert share == pytest.approx(0.1, abs=0.01)
 
 
-def test_a_column_in_which_a_number_is_a_text_since_it_was_masked_is_named(tmp_path: Path) -> None:
+def test_column_retyped_by_masking_is_reported(tmp_path: Path) -> None:
     rows = [dict(row, paid=number, id=4111111111111110 + number) for number, row in enumerate(questions(60))]
     rows += [dict(questions(1, seed=3)[0], nested={"paid": [4111111111111111]}, id=1)]
     place = Place(tmp_path, rows)
@@ -164,7 +164,7 @@ def test_a_column_in_which_a_number_is_a_text_since_it_was_masked_is_named(tmp_p
 
 @pytest.mark.requirement("C3")
 @pytest.mark.slow
-def test_the_order_is_the_seeds(tmp_path: Path) -> None:
+def test_record_order_depends_on_shuffle_seed(tmp_path: Path) -> None:
     place = Place(tmp_path, questions(200))
     orders = {}
     for seed in (None, 1, 2):
@@ -177,7 +177,7 @@ def test_the_order_is_the_seeds(tmp_path: Path) -> None:
 
 
 @pytest.mark.requirement("C3")
-def test_minorities_are_repeated_in_training_alone(tmp_path: Path) -> None:
+def test_minority_classes_are_oversampled_in_training_only(tmp_path: Path) -> None:
     rows = [dict(row, **{"class": "rare" if n % 9 == 0 else "often"}) for n, row in enumerate(questions(300))]
     place = Place(tmp_path, rows)
     result = place.prepare({"augment": {"oversample_minority": True}})
@@ -188,7 +188,7 @@ def test_minorities_are_repeated_in_training_alone(tmp_path: Path) -> None:
     assert len(held_out) == len(set(held_out))
 
 
-def test_records_of_no_known_class_are_repeated_as_none(tmp_path: Path) -> None:
+def test_records_without_a_class_are_not_oversampled(tmp_path: Path) -> None:
     """Those whose class is null or empty, or that have none, were one of each, and repeated until they were as many."""
     known = [{"class": "rare" if number % 9 == 0 else "often"} for number in range(280)]
     unknown: list[dict[str, Any]] = [{"class": None}, {"class": ""}, {}] * 6
@@ -203,7 +203,7 @@ def test_records_of_no_known_class_are_repeated_as_none(tmp_path: Path) -> None:
     assert others and len(others) == len(set(others))
 
 
-def test_equal_records_that_stay_are_shuffled_too(tmp_path: Path) -> None:
+def test_kept_duplicates_are_shuffled_apart(tmp_path: Path) -> None:
     """They stood in one row, wherever they were drawn to: a model saw the same a hundred times over."""
     rows = [row for row in questions(60) for _ in range(20)]
     place = Place(tmp_path, rows, SMALL)
@@ -213,7 +213,7 @@ def test_equal_records_that_stay_are_shuffled_too(tmp_path: Path) -> None:
     assert len(asked) > 900 and follow < len(asked) / 10
 
 
-def test_what_comes_out_is_what_came_out_before(tmp_path: Path) -> None:
+def test_content_digest_matches_recorded_tables_version(tmp_path: Path) -> None:
     """Whoever changes what is made of the same input, seed and parameters counts `TABLES_VERSION` up with this."""
     rows = [*mixed(300), *({**row, "class": None} for row in questions(40, seed=2))]
     place = Place(tmp_path, rows, SMALL)
@@ -221,7 +221,7 @@ def test_what_comes_out_is_what_came_out_before(tmp_path: Path) -> None:
     assert (TABLES_VERSION, str(result.facts["content_sha256"])[:12]) == (4, "6d2b85c2c0f7")
 
 
-def test_a_record_that_is_repeated_often_is_not_in_memory_as_often(tmp_path: Path) -> None:
+def test_oversampled_copies_do_not_multiply_memory(tmp_path: Path) -> None:
     """Its copies together were many times the range that they are made of."""
     plan = Plan(tmp_path, (Range("records.jsonl", 0, 1),), PrepareParameters())
     only = {"record": b"x" * 20_000, "digest": bytes(16), "group": "", "class": "rare"}
@@ -246,7 +246,7 @@ def rare_of(rows: list[dict[str, Any]]) -> set[str]:
 
 
 @pytest.mark.requirement("B16")
-def test_a_column_may_name_the_splits(tmp_path: Path) -> None:
+def test_splits_can_be_read_from_a_column(tmp_path: Path) -> None:
     names = ["train", "val", "test", "dev"]
     rows = [dict(row, part=names[n % 4]) for n, row in enumerate(questions(80))] + [dict(questions(1)[0], part="other")]
     place = Place(tmp_path, rows)
@@ -256,7 +256,7 @@ def test_a_column_may_name_the_splits(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_groups_of_a_column_that_no_record_has_are_refused(tmp_path: Path) -> None:
+def test_group_by_column_without_values_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadConfiguration, match="no record has a value in the column 'clas'"):
         Place(tmp_path, questions(60)).prepare({"split": {"group_by": "clas"}})
 
@@ -295,7 +295,7 @@ def test_lengths_are_counted_in_tokens(tmp_path: Path) -> None:
 
 @pytest.mark.requirement("C1")
 @pytest.mark.slow
-def test_padding_fills_every_record(tmp_path: Path) -> None:
+def test_padding_extends_every_record_to_max_length(tmp_path: Path) -> None:
     place = Place(tmp_path, questions(60))
     result = place.prepare({"tokenize": place.tokenize(max_length=64, padding=True)})
     folder = place.store.fetch(result.artifacts["train"], tmp_path)
@@ -305,7 +305,7 @@ def test_padding_fills_every_record(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_other_tokens_of_the_same_records_are_other_content(tmp_path: Path) -> None:
+def test_content_digest_depends_on_tokenization(tmp_path: Path) -> None:
     made = []
     for number, length in enumerate((512, 256, 512)):
         place = Place(tmp_path / str(number), questions(60))
@@ -333,7 +333,7 @@ def test_other_languages_and_listed_words_are_rejected(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("word", ["d*mned", "d***", "@ss", "c++", "rude word"])
-def test_a_listed_word_need_not_end_in_letters(word: str) -> None:
+def test_toxic_word_ending_in_punctuation_is_matched(word: str) -> None:
     """One with a star at its end stood in no text, and every record that said it was kept."""
     found = ToxicityFilter(Toxicity(words=(word,)))
     assert found.problem(f"He is a {word.upper()}, they say.") == found.problem(word) == "a word of the list"
@@ -358,7 +358,7 @@ def test_an_unknown_detector_is_refused(tmp_path: Path) -> None:
         Place(tmp_path, questions(30)).prepare({"filter": {"toxicity": {"detector": "no-such"}}})
 
 
-def test_nearly_equal_records_are_found_and_others_are_not(tmp_path: Path) -> None:
+def test_near_duplicates_are_rejected_and_other_records_kept(tmp_path: Path) -> None:
     rows = questions(100)
     long = " ".join(row["answer"] for row in rows[:10])
     near = [{"text": long}, {"text": long.replace("lamp", "light", 1)}]
@@ -367,13 +367,13 @@ def test_nearly_equal_records_are_found_and_others_are_not(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("threshold", [0.5, 0.8, 0.95, 1.0])
-def test_bands_find_nearly_all_pairs_at_the_threshold(threshold: float) -> None:
+def test_minhash_bands_find_95_percent_of_pairs_at_threshold(threshold: float) -> None:
     bands, rows = choose_bands(NearDuplicates(threshold=threshold))
     assert bands * rows <= 128
     assert 1 - (1 - threshold**rows) ** bands >= 0.95
 
 
-def test_the_sizes_of_units_decide_nothing_but_the_files(tmp_path: Path) -> None:
+def test_range_size_does_not_change_output_files(tmp_path: Path) -> None:
     place = Place(tmp_path, mixed(300))
     source = Source(place.store, place.dataset, tmp_path)
     made = []
@@ -393,7 +393,9 @@ def test_the_sizes_of_units_decide_nothing_but_the_files(tmp_path: Path) -> None
         ([{"instruction": "a", "output": "b"}] * 3, "3 no layout; the first: .*, line 1: has none of .* rename 'output'"),
     ],
 )
-def test_nothing_left_is_refused_with_the_reasons(tmp_path: Path, rows: list[dict[str, Any]], reasons: str) -> None:
+def test_preparation_leaving_no_record_is_refused_with_the_reasons(
+    tmp_path: Path, rows: list[dict[str, Any]], reasons: str
+) -> None:
     with pytest.raises(BadConfiguration, match=f"no record is left: {reasons}"):
         Place(tmp_path, rows).prepare({})
 
@@ -425,7 +427,7 @@ def test_an_input_larger_than_its_memory_is_prepared(tmp_path: Path) -> None:
     assert sum(result["metrics"].values()) == MEGABYTES * 16
 
 
-def test_the_layout_of_a_preference_record_is_kept_without_tokens(tmp_path: Path) -> None:
+def test_preference_records_keep_their_layout_without_tokenization(tmp_path: Path) -> None:
     rows = [{"prompt": f"Question {n}?", "chosen": "Yes.", "rejected": "No."} for n in range(30)]
     result = Place(tmp_path, rows).prepare({})
     assert sum(result.metrics.values()) == 30
@@ -434,11 +436,11 @@ def test_the_layout_of_a_preference_record_is_kept_without_tokens(tmp_path: Path
 
 
 @given(st.text(st.characters(codec="utf-8")) | st.text(st.characters(codec="ascii")))
-def test_a_question_has_the_same_place_in_the_order_of_both_ways_to_split(asked: str) -> None:
+def test_question_rank_is_equal_in_split_and_prepare(asked: str) -> None:
     assert draw_ranks([asked], 42) == [draw_rank(normalize_text(asked), 42)]
 
 
-def test_what_a_version_holds_out_a_version_prepared_of_it_holds_out_too(tmp_path: Path) -> None:
+def test_prepared_version_holds_out_the_same_records_as_its_parent(tmp_path: Path) -> None:
     rows = questions(200)
     places, _ = divided(rows, SplitParameters())
     held_out = [row for row, place in zip(rows, places, strict=True) if SPLITS[place] == "test"]
@@ -447,7 +449,7 @@ def test_what_a_version_holds_out_a_version_prepared_of_it_holds_out_too(tmp_pat
     assert sorted(row["instruction"] for row in found) == sorted(row["instruction"] for row in held_out)
 
 
-def test_what_was_prepared_is_checked_as_any_version(tmp_path: Path) -> None:
+def test_prepared_version_passes_validation_and_leakage_check(tmp_path: Path) -> None:
     """Its records lie in the folders of its splits."""
     place = Place(tmp_path, questions(60))
     made = place.prepare({})
@@ -466,7 +468,7 @@ def calling(number: int, arguments: dict[str, Any]) -> dict[str, Any]:
     return {"messages": [asked, {"role": "assistant", "content": "", "tool_calls": [call]}]}
 
 
-def test_the_order_of_arguments_is_kept_and_keys_that_no_model_is_shown_are_counted(tmp_path: Path) -> None:
+def test_argument_order_is_kept_and_unread_keys_are_counted(tmp_path: Path) -> None:
     """Of calls that differ in it both stay: a model learns one order or the other."""
     rows = [calling(number, {"where": "Lund", "day": number}) for number in range(20)]
     other = calling(0, {"day": 0, "where": "Lund"})
@@ -479,7 +481,7 @@ def test_the_order_of_arguments_is_kept_and_keys_that_no_model_is_shown_are_coun
     assert sorted(list(each) for each in found) == [["day", "where"], *[["where", "day"]] * 20]
 
 
-def test_a_preparation_that_began_in_another_way_is_refused_where_that_matters(tmp_path: Path) -> None:
+def test_preparation_begun_with_older_rendering_is_refused(tmp_path: Path) -> None:
     place = Place(tmp_path, [calling(number, {}) for number in range(3)])
     job = place.job({}).model_copy(update={"rendering": Rendering.AS_STORED})
     with pytest.raises(BadConfiguration, match="job prepare was begun by an earlier release"):

@@ -57,7 +57,7 @@ def test_memory_does_not_grow_with_the_records(tmp_path: Path, monkeypatch: pyte
     assert many < few * 1.2
 
 
-def test_a_version_is_indexed_in_the_order_of_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_numbers_records_in_file_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_index, "MAX_SEGMENT_RECORDS", 2 * RECORDS + 1)
     place, made = delivery(tmp_path, 6)
     index = find_index(place.store, made.publish(DATASET_ROLE, "dataset", {}))
@@ -71,7 +71,7 @@ def test_a_version_is_indexed_in_the_order_of_its_files(tmp_path: Path, monkeypa
             assert list(number_hits(segments, {each: each.find(place.store, [entry.key]) for each in segments})) == [entry]
 
 
-def test_what_is_prepared_is_found_in_several_segments_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepared_records_are_found_across_index_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, wanted = questions(300), {"augment": {"mask_pii": True}}
     monkeypatch.setattr(record_index, "MAX_SEGMENT_RECORDS", 100)
     place = Place(tmp_path / "many", rows, SMALL)

@@ -81,9 +81,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, names: Iterable[str]) -
     return calls
 
 
-def test_twice_the_records_open_twice_the_files_and_write_twice_the_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shuffle_opens_and_writes_grow_linearly_with_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened, loaded = counted(monkeypatch, pa, ["memory_map"]), counted(monkeypatch, np, ["load"])
     opens, sizes, told = [], [], []
     for count in (FEW, 2 * FEW):
@@ -101,7 +99,7 @@ def test_twice_the_records_open_twice_the_files_and_write_twice_the_bytes(
     assert told[1] < 2.2 * told[0]
 
 
-def test_twice_the_records_are_twice_the_objects_between_pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shuffle_objects_between_pods_grow_linearly_with_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = counted(monkeypatch, Store, ["put_file", "open"])
     found = []
     for count in (FEW, 2 * FEW):
@@ -115,7 +113,7 @@ def test_twice_the_records_are_twice_the_objects_between_pods(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("fan", [2, 3])
-def test_any_number_of_rounds_makes_the_same_parts(tmp_path: Path, fan: int) -> None:
+def test_shuffle_parts_are_independent_of_round_count(tmp_path: Path, fan: int) -> None:
     place = Place(tmp_path, questions(60))
     once, often = run_alone(tmp_path / "once", place, 1000), run_alone(tmp_path / "often", place, fan)
     assert parts_in(once) == parts_in(often)
@@ -124,7 +122,7 @@ def test_any_number_of_rounds_makes_the_same_parts(tmp_path: Path, fan: int) -> 
 @pytest.mark.parametrize("pods", [1, 3, 7])
 @pytest.mark.parametrize("ranges", [1, 5, 100])
 @pytest.mark.parametrize("parts", [3, 64])
-def test_buckets_hold_every_part_once_and_every_range_once(pods: int, ranges: int, parts: int) -> None:
+def test_shuffle_plan_covers_every_part_and_range_exactly_once(pods: int, ranges: int, parts: int) -> None:
     shuffle = ShufflePlan(ranges, pods, FAN, parts)
     groups = shuffle.groups(shuffle.root)
     assert sorted(number for group in groups for number in group) == [*range(ranges)]

@@ -74,7 +74,7 @@ def test_a_range_fetches_its_own_chunks(tmp_path: Path, s3: S3Server) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / "records.jsonl"], "nothing of it is kept"
 
 
-def test_of_files_that_are_whole_only_the_own_are_fetched(tmp_path: Path, s3: S3Server) -> None:
+def test_range_fetches_only_its_own_files_when_unchunked(tmp_path: Path, s3: S3Server) -> None:
     store, raw = Store(s3.address, VARIABLES), tmp_path / "raw"
     for name in ("test", "train"):
         (raw / name).mkdir(parents=True)
@@ -101,7 +101,7 @@ def test_of_files_that_are_whole_only_the_own_are_fetched(tmp_path: Path, s3: S3
 
 
 @pytest.mark.parametrize("data", [None, b"other"])
-def test_a_chunk_that_is_not_as_recorded_is_refused(tmp_path: Path, data: bytes | None) -> None:
+def test_missing_or_altered_chunk_is_refused(tmp_path: Path, data: bytes | None) -> None:
     store = in_folder(tmp_path)
     source = Source(store, dataset(store, tmp_path, b"".join(LINES), CHUNK), tmp_path)
     chunk = sorted(uri for uri in store.list(f"s3://hanzo-ml/datasets/{CHUNKS_FOLDER}"))[0]

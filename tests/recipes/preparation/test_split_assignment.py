@@ -45,7 +45,7 @@ def in_partitions(draw: NDArray[np.uint64], groups: NDArray[np.uint64], paramete
 
 
 @given(st.integers(0, 1 << 32), st.integers(10, 300), st.integers(1, 60), st.integers(1, 300), st.sampled_from([0.1, 0.3]))
-def test_partitions_give_the_splits_that_all_at_once_give(
+def test_partitioned_split_assignment_equals_in_memory_assignment(
     seed: int, count: int, groups: int, questions: int, share: float
 ) -> None:
     random = np.random.default_rng(seed)
@@ -58,7 +58,7 @@ def test_partitions_give_the_splits_that_all_at_once_give(
 
 
 @pytest.mark.parametrize("groups", [1, 7])
-def test_what_an_older_version_trained_on_is_never_tested_with(groups: int) -> None:
+def test_records_trained_on_by_an_older_version_never_become_test(groups: int) -> None:
     parameters = SplitParameters(group_by="fact" if groups > 1 else None)
     draw = np.random.default_rng(1).integers(0, 1 << 63, 800).astype(np.uint64)
     group = (np.arange(800) % groups).astype(np.uint64)
@@ -70,7 +70,7 @@ def test_what_an_older_version_trained_on_is_never_tested_with(groups: int) -> N
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from(range(len(SPLITS)))), max_size=60))
-def test_leaks_are_held_out_records_whose_draw_is_trained_on(records: list[tuple[int, int]]) -> None:
+def test_leaks_count_held_out_records_whose_question_is_in_training(records: list[tuple[int, int]]) -> None:
     draw = np.array([draw << 60 for draw, _ in records], np.uint64)
     splits = np.array([split for _, split in records], np.int8)
     with TemporaryDirectory() as folder:

@@ -31,7 +31,7 @@ def before(rows: list[dict[str, Any]]) -> dict[int, str]:
     return {row["id"]: SPLITS[place] for row, place in zip(rows, places, strict=True)}
 
 
-def test_what_a_version_holds_out_one_with_its_questions_masked_holds_out_too(tmp_path: Path) -> None:
+def test_masked_version_holds_out_the_same_records_as_its_parent(tmp_path: Path) -> None:
     rows = asked(200, "Which ship brings letters of keeper{0}@example.com to harbour {0}?")
     place = Place(tmp_path, rows, SMALL)
     found = splits_of(place)
@@ -41,7 +41,7 @@ def test_what_a_version_holds_out_one_with_its_questions_masked_holds_out_too(tm
 
 
 @pytest.mark.parametrize("dedup", [True, False])
-def test_questions_that_are_one_since_they_were_masked_stay_together(tmp_path: Path, dedup: bool) -> None:
+def test_questions_made_equal_by_masking_share_one_held_out_split(tmp_path: Path, dedup: bool) -> None:
     """Where the version before held one of them out they are all held out."""
     rows = asked(200, "Which ship comes to harbour {0}?")
     for row in rows[:12]:
@@ -53,7 +53,7 @@ def test_questions_that_are_one_since_they_were_masked_stay_together(tmp_path: P
     assert found[0] != "train"
 
 
-def test_two_that_were_one_question_stay_together_though_only_one_was_masked(tmp_path: Path) -> None:
+def test_equal_questions_share_a_split_although_only_one_is_masked(tmp_path: Path) -> None:
     """What a key looks like depends on capitals, and what is the same question does not."""
     key = "AKIA" + "ABCD1234" * 2
     rows = asked(300, "Which ship comes to harbour {0}?")
@@ -67,5 +67,5 @@ def test_two_that_were_one_question_stay_together_though_only_one_was_masked(tmp
     assert found == before(rows)
 
 
-def test_a_seed_draws_others() -> None:
+def test_another_seed_draws_different_ranks() -> None:
     assert draw_ranks(["Who?"], 1) == draw_ranks(["who"], 1) != draw_ranks(["Who?"], 2)

@@ -17,7 +17,7 @@ class Seven:
         return int, (7,)
 
 
-def test_what_is_bound_to_a_unit_is_sent_once_to_each_process() -> None:
+def test_bound_arguments_are_sent_once_per_worker() -> None:
     with Workers(1) as workers:
         assert list(workers.run(partial(add, Seven()), [(number,) for number in range(20)])) == [*range(7, 27)]
         assert Seven.sent == 1

@@ -21,7 +21,7 @@ def normalized(*messages: dict[str, Any], **more: Any) -> list[dict[str, Any]]:
     return normalize_conversation({"messages": [*messages, ANSWERED], **more}).messages[:-1]
 
 
-def test_a_tool_has_the_keys_of_the_engine_in_its_order_and_the_authors_order_within() -> None:
+def test_tool_is_normalized_to_engine_key_order_and_keeps_schema_order() -> None:
     schema = {"type": "object", "properties": {"where": {"type": "string"}, "day": {"enum": [None, 1]}}}
     expected = [{"type": "function", "function": {"name": "find", "description": "", "parameters": schema}}]
     forms: list[dict[str, Any]] = [
@@ -37,7 +37,7 @@ def test_a_tool_has_the_keys_of_the_engine_in_its_order_and_the_authors_order_wi
     ]
 
 
-def test_a_message_keeps_what_the_engine_knows_in_its_order() -> None:
+def test_message_keeps_engine_keys_in_engine_order() -> None:
     given = {
         "tool_calls": [{"id": "c", "index": 0, "function": {"arguments": {"where": "Lund", "day": None}, "name": "find"}}],
         "refusal": None,
@@ -65,7 +65,7 @@ def test_a_null_key_of_a_message_is_absent(key: str) -> None:
 
 
 @pytest.mark.parametrize("arguments", [None, "", {}])
-def test_a_call_without_arguments_has_none_in_every_form(arguments: Any) -> None:
+def test_empty_call_arguments_are_normalized_in_every_form(arguments: Any) -> None:
     (found,) = normalized({"role": "assistant", "content": "", "tool_calls": [call(arguments)]})
     assert found["tool_calls"] == [call({})]
 
@@ -89,7 +89,7 @@ def test_a_call_without_arguments_has_none_in_every_form(arguments: Any) -> None
         ({**ASKED, "name": 7}, "'name' of message 1 must be a text"),
     ],
 )
-def test_what_the_engine_would_refuse_is_refused(message: dict[str, Any], reason: str | None) -> None:
+def test_messages_the_engine_would_refuse_are_refused(message: dict[str, Any], reason: str | None) -> None:
     row = {"messages": [message, ANSWERED]}
     if reason is None:
         assert detect_layout(row) is Layout.MESSAGES
@@ -108,14 +108,14 @@ def test_a_turn_of_weight_zero_is_read_and_not_learned() -> None:
         detect_layout({"messages": [ASKED, first]})
 
 
-def test_a_system_column_is_the_first_message_unless_there_is_one() -> None:
+def test_system_column_becomes_first_message_unless_one_exists() -> None:
     system = {"role": "system", "content": "Be brief."}
     assert normalized(ASKED, system="Be brief.") == [system, ASKED]
     assert normalized(system, ASKED, system="Be long.") == [system, ASKED]
     assert normalized(ASKED, system=" ") == normalized(ASKED, system=None) == [ASKED]
 
 
-def test_unknown_keys_and_shortened_numbers_are_named() -> None:
+def test_unread_keys_and_shortened_numbers_are_reported() -> None:
     row = {
         "messages": [
             {**ASKED, "weight": 1, "audio": "x"},

@@ -22,7 +22,7 @@ def fan(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("held_bytes", HELD)
-def test_each_partition_has_its_rows_in_the_order_in_which_they_came(tmp_path: Path, held_bytes: int) -> None:
+def test_partition_returns_its_rows_in_insertion_order(tmp_path: Path, held_bytes: int) -> None:
     draw = np.random.default_rng(1)
     with Partitions(tmp_path / "rows", KIND, 5, held_bytes) as partitions:
         numbers = draw.integers(0, 4, 100)  # nothing is in the last one
@@ -37,14 +37,14 @@ def test_each_partition_has_its_rows_in_the_order_in_which_they_came(tmp_path: P
     assert not (tmp_path / "rows").exists()
 
 
-def test_what_a_killed_process_left_is_not_read(tmp_path: Path) -> None:
+def test_partition_files_of_a_killed_process_are_not_read(tmp_path: Path) -> None:
     for _ in range(2):
         partitions = Scratch(tmp_path, 16).partitions("rows", KIND, 1)
         partitions.add(np.zeros(4), build_rows(KIND, np.arange(4), np.arange(4)))
     assert sum(map(len, partitions.pieces(0))) == 4
 
 
-def test_a_partition_that_is_far_larger_than_the_others_comes_in_pieces(tmp_path: Path) -> None:
+def test_oversized_partition_is_read_in_pieces(tmp_path: Path) -> None:
     with Partitions(tmp_path / "rows", KIND, 2, 160) as partitions:
         for begin in range(0, 1000, 10):
             partitions.add(np.ones(10), build_rows(KIND, np.zeros(10), begin + np.arange(10)))
@@ -53,19 +53,19 @@ def test_a_partition_that_is_far_larger_than_the_others_comes_in_pieces(tmp_path
     assert np.concatenate(pieces)["place"].tolist() == [*range(1000)]
 
 
-def test_a_row_that_comes_after_the_first_was_read_is_refused(tmp_path: Path) -> None:
+def test_adding_rows_after_first_read_is_refused(tmp_path: Path) -> None:
     partitions = Partitions(tmp_path, KIND, 1, 1000)
     assert not [*partitions.pieces(0)]
     with pytest.raises(AssertionError):
         partitions.add(np.zeros(1), build_rows(KIND, [1], [1]))
 
 
-def test_more_values_than_there_are_places_are_refused(tmp_path: Path) -> None:
+def test_reading_more_values_than_places_is_refused(tmp_path: Path) -> None:
     with Scratch(tmp_path, 100).column("values", np.int8, 5, 0) as column, pytest.raises(IndexError):
         [*column.runs([3, 3])]
 
 
-def test_twice_the_rows_are_not_four_times_the_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partition_file_opens_are_bounded_for_many_partitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each time memory was full each partition was opened."""
     monkeypatch.setattr("recipes.records.disk_partitions.MAX_OPEN_PARTITIONS", 16)
     opened: list[str] = []
@@ -88,7 +88,7 @@ def test_twice_the_rows_are_not_four_times_the_writes(tmp_path: Path, monkeypatc
     assert opened.count("ab") < 4 * count * 16, "twice the root for each time that memory is full, in either round"
 
 
-def test_hashes_are_spread_over_partitions_in_their_order(tmp_path: Path) -> None:
+def test_hashes_are_assigned_to_partitions_evenly_and_in_order(tmp_path: Path) -> None:
     partitions = Partitions(tmp_path, KIND, 7, 1000)
     hashes = np.sort(np.random.default_rng(1).integers(0, 1 << 64, 10_000, np.uint64, endpoint=False))
     numbers = partitions.partition_numbers(np.array([0, *hashes, (1 << 64) - 1], np.uint64))
@@ -101,7 +101,7 @@ def test_hashes_are_spread_over_partitions_in_their_order(tmp_path: Path) -> Non
     st.lists(st.integers(0, 20), max_size=8),
     st.sampled_from(HELD),
 )
-def test_values_are_read_in_the_order_of_their_places(
+def test_column_values_are_read_in_place_order(
     tmp_path_factory: pytest.TempPathFactory, values: dict[int, int], lengths: list[int], held_bytes: int
 ) -> None:
     with Scratch(tmp_path_factory.mktemp("column"), held_bytes).column("values", np.int8, 60, 9) as column:

@@ -20,12 +20,12 @@ def called(arguments: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("arguments", [{"where": "Lund é", "day": None}, '{"where":  "Lund \\u00e9", "day": null}'])
-def test_arguments_are_objects_for_a_template_that_reads_them(arguments: Any) -> None:
+def test_arguments_are_objects_for_a_template_using_tojson(arguments: Any) -> None:
     template = EngineTemplate(CALLS.replace("%s", "{{ call.function.arguments | tojson }}"), {})
     assert template.render(called(arguments)) == 'user: Who?;assistant: {"where": "Lund é", "day": null};'
 
 
-def test_arguments_are_texts_for_a_template_that_adds_to_them() -> None:
+def test_arguments_are_strings_for_a_template_concatenating_them() -> None:
     template = EngineTemplate(CALLS.replace("%s", "{{ '```' + call.function.arguments }}"), {})
     assert template.render(called({"where": "Lund é", "n": 1.0})) == 'user: Who?;assistant: ```{"where":"Lund é","n":1.0};'
     assert template.render(called('{"where":  1}')) == 'user: Who?;assistant: ```{"where":  1};'
@@ -48,7 +48,7 @@ def test_arguments_are_texts_for_a_template_that_adds_to_them() -> None:
         (None, "null", ""),
     ],
 )
-def test_numbers_are_written_as_the_engine_writes_them(number: Any, in_json: str, printed: str) -> None:
+def test_numbers_are_rendered_like_the_engine(number: Any, in_json: str, printed: str) -> None:
     written = "{{ call.function.arguments | tojson }} {{ call.function.arguments.n }}"
     template = EngineTemplate(CALLS.replace("%s", written), {})
     assert template.render(called({"n": number})) == f'user: Who?;assistant: {{"n": {in_json}}} {printed};'
@@ -63,18 +63,18 @@ def test_tojson_keeps_its_form_around_numbers() -> None:
 
 
 @pytest.mark.parametrize("refusal", ["{{ raise_exception('no system role') }}", ""])
-def test_a_system_message_begins_the_next_one_where_the_template_has_no_place_for_it(refusal: str) -> None:
+def test_system_message_is_prepended_to_next_turn_when_template_rejects_it(refusal: str) -> None:
     system = {"role": "system", "content": "Be brief."}
     source = "{% if messages[0].role == 'system' %}" + refusal + "{% set messages = messages[1:] %}{% endif %}" + TURNS
     assert EngineTemplate(source, {}).render([system, USER]) == "user: Be brief.\nWho?;"
     assert EngineTemplate(TURNS, {}).render([system, USER]) == "system: Be brief.;user: Who?;"
 
 
-def test_a_developer_speaks_as_the_system_unless_the_template_knows_him() -> None:
+def test_developer_role_becomes_system_unless_template_supports_it() -> None:
     developer = {"role": "developer", "content": "Be brief."}
     assert EngineTemplate(TURNS, {}).render([developer, USER]) == "system: Be brief.;user: Who?;"
     assert EngineTemplate(TURNS + "{# <|channel|> #}", {}).render([developer, USER]) == "developer: Be brief.;user: Who?;"
 
 
-def test_tools_that_are_not_given_are_not_defined() -> None:
+def test_tools_are_undefined_in_template_when_not_given() -> None:
     assert EngineTemplate("{{ tools is defined }}", {}).render([USER]) == "False"

@@ -97,7 +97,7 @@ def test_an_index_of_any_number_of_segments_finds_every_record(
         assert answers(store, segments, [12345]) == {}
 
 
-def test_an_index_of_one_segment_is_what_it_always_was(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_segment_index_keeps_its_digest(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its digest was written down before there could be several."""
     records, origins = hashes(1000)
     monkeypatch.setattr(record_index, "MAX_SEGMENT_RECORDS", 1000)
@@ -111,7 +111,7 @@ def test_an_index_of_one_segment_is_what_it_always_was(store: Store, monkeypatch
     assert hashlib.sha256(store.get_bytes(f"{index_uri(ARTIFACT.uri)}/records.index")).hexdigest() in manifest.decode()
 
 
-def test_no_records_have_an_index_too(store: Store) -> None:
+def test_empty_dataset_has_an_index(store: Store) -> None:
     publish_record_index(store, ARTIFACT, [])
     assert index_of(store) == RecordIndex((), ())
     assert store.list(index_uri(ARTIFACT.uri)) == [
@@ -119,7 +119,7 @@ def test_no_records_have_an_index_too(store: Store) -> None:
     ]
 
 
-def test_what_is_published_twice_is_the_same_however_it_came(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_files_are_independent_of_input_batches(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_index, "MAX_SEGMENT_RECORDS", 100)
     records, origins = hashes(250)
     seen = set()
@@ -138,7 +138,7 @@ def test_what_is_published_twice_is_the_same_however_it_came(store: Store, monke
     ]
 
 
-def test_segments_stand_in_order_however_many_there_are(store: Store) -> None:
+def test_segments_are_ordered_beyond_five_digit_numbers(store: Store) -> None:
     """Beyond five digits their names do not."""
     uri = index_uri(ARTIFACT.uri)
     names = [index_file_name(RECORDS, number) for number in (0, 1, 99_999, 100_000)]

@@ -72,7 +72,7 @@ def test_a_key_with_very_many_entries_hides_no_other(store: Store, place: float)
         assert [found.number for found in segment.find(store, [keys[number]])] == [number]
 
 
-def test_many_keys_are_found_as_each_alone(store: Store) -> None:
+def test_batch_lookup_equals_single_lookups(store: Store) -> None:
     keys = draws(3000)
     segment = segment_of(store, keys)
     wanted = keys[:48]
@@ -80,7 +80,7 @@ def test_many_keys_are_found_as_each_alone(store: Store) -> None:
     assert together == [found for key in wanted for found in segment.find(store, [key])]
 
 
-def test_of_a_long_segment_no_more_than_a_part_is_held(store: Store) -> None:
+def test_lookup_in_a_large_segment_holds_only_part_of_it(store: Store) -> None:
     """Sixteen are asked at once, and each that is a file may have eighty megabytes."""
     count = MAX_SEGMENT_ENTRIES * 10 + 5
     keys = np.random.default_rng(1).integers(0, 1 << 64, count, np.uint64)

@@ -34,7 +34,7 @@ ANSWERED = {"role": "assistant", "content": "She."}
         ({"text": "She keeps it."}, Layout.TEXT, "She keeps it.", "She keeps it."),
     ],
 )
-def test_a_record_is_known_by_its_keys(row: dict[str, Any], layout: Layout, asked: str, text: str | None) -> None:
+def test_layout_is_detected_by_record_keys(row: dict[str, Any], layout: Layout, asked: str, text: str | None) -> None:
     assert detect_layout(row) is layout
     assert read_question(row, layout) == asked
     assert read_record_text(row, layout) == (text or "Be brief.\nWho?\nShe.")
@@ -66,12 +66,12 @@ def test_a_record_is_known_by_its_keys(row: dict[str, Any], layout: Layout, aske
         ({"messages": [ASKED, ANSWERED], "tools": '{"name": "hammer"}'}, "'tools' must be a list of JSON schemas"),
     ],
 )
-def test_a_record_that_fits_none_says_why(row: dict[str, Any], reason: str) -> None:
+def test_record_without_a_layout_is_refused_with_the_reason(row: dict[str, Any], reason: str) -> None:
     with pytest.raises(UnfitRecord, match=reason):
         detect_layout(row)
 
 
-def test_a_dataset_names_the_line_that_does_not_fit() -> None:
+def test_mixed_layouts_are_refused_with_the_line() -> None:
     good = {"instruction": "Who?", "answer": "She."}
     assert list(require_one_layout([good, good])) == [(good, Layout.INSTRUCTION)] * 2
     with pytest.raises(BadConfiguration, match="line 2: the record has none of"):

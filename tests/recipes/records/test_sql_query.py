@@ -28,9 +28,7 @@ __all__ = ["postgres", "postgres_url", "shop", "warehouse"]
         ("SELECT id FROM orders WHERE id < 0", "the query has no rows"),
     ],
 )
-def test_a_query_of_postgresql_that_writes_or_loses_something_is_refused(
-    warehouse: str, statement: str, reason: str
-) -> None:
+def test_writing_or_lossy_postgresql_query_is_refused(warehouse: str, statement: str, reason: str) -> None:
     with psycopg.connect(warehouse) as connection:
         connection.execute("CREATE SEQUENCE ids")
     with pytest.raises(BadQuery, match=reason) as refused:
@@ -57,7 +55,7 @@ def test_a_query_of_postgresql_that_writes_or_loses_something_is_refused(
         ("", "the query has no rows"),
     ],
 )
-def test_a_query_that_writes_or_loses_something_is_refused(shop: str, statement: str, reason: str) -> None:
+def test_writing_or_lossy_sqlite_query_is_refused(shop: str, statement: str, reason: str) -> None:
     with pytest.raises(BadQuery, match=reason):
         list(iterate_query_lines(shop, statement))
     assert sum(block.count(b"\n") for block in iterate_query_lines(shop, "SELECT id FROM orders")) == 2500
@@ -75,7 +73,7 @@ def test_a_query_that_writes_or_loses_something_is_refused(shop: str, statement:
         ("postgresql://someone:the-password@[", "SELECT 1", "the database says"),
     ],
 )
-def test_a_query_that_cannot_be_is_refused_in_one_line_and_makes_nothing(
+def test_invalid_query_is_refused_in_one_line_without_creating_a_database(
     shop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: str | None, statement: str, words: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -86,14 +84,14 @@ def test_a_query_that_cannot_be_is_refused_in_one_line_and_makes_nothing(
 
 
 @pytest.mark.parametrize("value", [float("nan"), [1.0, float("inf")], [[float("nan")]], {"a": [float("-inf")]}])
-def test_a_number_that_json_has_not_is_refused_in_an_array_too(value: object) -> None:
+def test_non_json_number_in_an_array_is_refused(value: object) -> None:
     """As those of PostgreSQL may hold them; they became null."""
     with pytest.raises(BadQuery, match="column 'x' contains"):
         encode_row(["id", "x"], [1, value])
     assert encode_row(["id", "x"], [1, [1.5, (2.5, None)]]) == b'{"id":1,"x":[1.5,[2.5,null]]}\n'
 
 
-def test_what_only_reads_may_use_virtual_tables(tmp_path: Path) -> None:
+def test_read_only_query_can_use_virtual_tables(tmp_path: Path) -> None:
     """Full-text search looks at a setting of its file."""
     path = tmp_path / "notes.db"
     with sqlite3.connect(path) as connection:
@@ -108,7 +106,7 @@ ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELEC
 
 @pytest.mark.parametrize("database", ["shop", "warehouse"])
 @pytest.mark.parametrize("rows", ["i FROM n", "count(*) FROM n"])
-def test_a_query_that_has_no_end_is_ended(request: pytest.FixtureRequest, database: str, rows: str) -> None:
+def test_endless_query_is_stopped_at_its_time_limit(request: pytest.FixtureRequest, database: str, rows: str) -> None:
     """Whether it has rows to show for it, or none."""
     with pytest.raises(BadQuery, match="exceeded the limit of 1 s: select fewer"):
         for _ in iterate_query_lines(request.getfixturevalue(database), f"{ENDLESS} {rows}", 1):
@@ -120,7 +118,7 @@ def test_a_query_that_has_no_end_is_ended(request: pytest.FixtureRequest, databa
     [("shop", "hex(zeroblob(500000))"), ("warehouse", "repeat('x', 1000000)")],
     ids=["sqlite", "postgresql"],
 )
-def test_of_wide_rows_one_is_in_memory(request: pytest.FixtureRequest, database: str, wide: str) -> None:
+def test_query_holds_one_wide_row_in_memory(request: pytest.FixtureRequest, database: str, wide: str) -> None:
     """Also behind narrow ones: a thousand at a time were fetched."""
     statement = f"SELECT CASE WHEN id < 2000 THEN 'x' ELSE {wide} END AS text FROM orders WHERE id < 2100"
     tracemalloc.start()
@@ -133,7 +131,7 @@ def test_of_wide_rows_one_is_in_memory(request: pytest.FixtureRequest, database:
     assert peak < 12_000_000
 
 
-def test_a_point_in_time_is_the_same_text_wherever_it_is_read(warehouse: str, postgres_url: str) -> None:
+def test_timestamps_are_written_in_utc_for_any_server_time_zone(warehouse: str, postgres_url: str) -> None:
     with psycopg.connect(warehouse, autocommit=True) as connection:
         connection.execute(
             "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET timezone TO %L', current_database(), 'Asia/Tokyo'); END $$"

@@ -98,7 +98,7 @@ def place(store: Store, uri: str) -> Path:
         ("s3://hanzo-models/m/v1/x", "hanzo-models/m/v1/x"),
     ],
 )
-def test_the_logical_paths_of_the_specification_lie_in_their_buckets(
+def test_logical_paths_map_to_their_buckets(
     in_folder: Store, in_s3: Store, s3: S3Server, tmp_path: Path, uri: str, bucket: str
 ) -> None:
     for store in (in_folder, in_s3):
@@ -122,22 +122,20 @@ def test_the_logical_paths_of_the_specification_lie_in_their_buckets(
         "",
     ],
 )
-def test_what_is_no_place_of_the_store_is_refused(store: Store, uri: str) -> None:
+def test_uri_outside_the_store_is_refused(store: Store, uri: str) -> None:
     with pytest.raises(BrokenArtifact):
         store.put_bytes(uri, b"data")
     with pytest.raises(BrokenArtifact):
         store.local_path(uri)
 
 
-def test_what_was_published_is_fetched_as_it_was(store: Store, published: Artifact, folder: Path, tmp_path: Path) -> None:
+def test_published_artifact_is_fetched_unchanged(store: Store, published: Artifact, folder: Path, tmp_path: Path) -> None:
     found = store.fetch(published, tmp_path / "cache")
     for name in ("a.jsonl", "inner/b.bin"):
         assert (found / name).read_bytes() == (folder / name).read_bytes()
 
 
-def test_the_pointer_names_the_manifest_by_its_hash_and_counts_every_byte(
-    store: Store, published: Artifact, folder: Path
-) -> None:
+def test_artifact_records_manifest_hash_and_total_size(store: Store, published: Artifact, folder: Path) -> None:
     assert store.sha256(f"{URI}/{MANIFEST_FILE}") == published.digest
     assert published.size_bytes == 4 + 256
     manifest = store.manifest(published)
@@ -152,25 +150,25 @@ def test_publishing_the_same_folder_twice_makes_the_same_artifact(store: Store, 
     assert store.publish(folder, URI, "dataset", inputs={"source": "f" * 64}, facts={"n": 1}) == published
 
 
-def test_whether_bytes_lie_there_already_is_told_without_sending_them(store: Store) -> None:
+def test_stored_content_is_compared_without_sending_it(store: Store) -> None:
     store.put_bytes(URI, b"these")
     assert [store.has_content(URI, data) for data in (b"these", b"those", b"these ones")] == [True, False, False]
     assert not store.has_content(f"{URI}/none", b"these")
 
 
-def test_with_keys_of_kms_the_size_decides_whether_they_do(s3: S3Server) -> None:
+def test_stored_content_is_compared_by_size_with_kms_encryption(s3: S3Server) -> None:
     """The server names no MD5 then, or one of what it encrypted."""
     store = Store(s3.address.model_copy(update={"encryption": "aws:kms"}), VARIABLES)
     store.put_bytes(URI, b"these")
     assert [store.has_content(URI, data) for data in (b"these", b"those", b"these ones")] == [True, True, False]
 
 
-def test_in_another_process_a_store_has_the_keys_that_it_had(s3: S3Server) -> None:
+def test_pickled_store_keeps_its_keys(s3: S3Server) -> None:
     pickle.loads(pickle.dumps(Store(s3.address, VARIABLES))).put_bytes(URI, b"x")
     assert "the-access-key" in s3.requests[-1].headers["authorization"]
 
 
-def test_only_a_server_gives_addresses_to_read_at(store: Store, s3: S3Server) -> None:
+def test_signed_urls_are_available_only_from_s3(store: Store, s3: S3Server) -> None:
     store.put_bytes(URI, b"x")
     found = store.signed_url(URI, 60)
     assert (found is None) == (store.address != s3.address)
@@ -178,7 +176,7 @@ def test_only_a_server_gives_addresses_to_read_at(store: Store, s3: S3Server) ->
     assert found is None or (asked["X-Amz-Signature"] and asked["X-Amz-Expires"] == ["60"])
 
 
-def test_a_copy_stays_when_what_it_was_made_of_goes(store: Store, published: Artifact, s3: S3Server) -> None:
+def test_copied_object_survives_removal_of_its_source(store: Store, published: Artifact, s3: S3Server) -> None:
     source, copy = f"{URI}/a.jsonl", "s3://hanzo-ml/datasets/d/2/records/a.jsonl"
     store.copy(source, copy)
     store.put_bytes(source, b"another")
@@ -195,7 +193,7 @@ def test_a_copy_stays_when_what_it_was_made_of_goes(store: Store, published: Art
 
 @pytest.mark.parametrize("victim", ["a.jsonl", "inner/b.bin", MANIFEST_FILE])
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
-def test_a_damaged_artifact_is_not_fetched_and_the_damage_is_named(
+def test_corrupt_artifact_is_refused_naming_the_file(
     store: Store, published: Artifact, tmp_path: Path, victim: str, damage: str
 ) -> None:
     uri = f"{URI}/{victim}"
@@ -209,13 +207,13 @@ def test_a_damaged_artifact_is_not_fetched_and_the_damage_is_named(
 
 
 @pytest.mark.parametrize("spoiled", [bytes(256), b"half"], ids=["other bytes of the same size", "cut off"])
-def test_a_spoiled_download_is_made_again(in_s3: Store, folder: Path, tmp_path: Path, spoiled: bytes) -> None:
+def test_corrupt_cached_file_is_downloaded_again(in_s3: Store, folder: Path, tmp_path: Path, spoiled: bytes) -> None:
     published = in_s3.publish(folder, URI, "dataset")
     (in_s3.fetch(published, tmp_path / "cache") / "inner/b.bin").write_bytes(spoiled)
     assert (in_s3.fetch(published, tmp_path / "cache") / "inner/b.bin").read_bytes() == bytes(range(256))
 
 
-def test_a_spoiled_download_is_hashed_once_before_it_is_made_again(
+def test_corrupt_cached_file_is_hashed_once_before_download(
     in_s3: Store, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And what comes is hashed on its way: a file of a hundred GB was read three times more."""
@@ -235,9 +233,7 @@ def test_a_spoiled_download_is_hashed_once_before_it_is_made_again(
 
 
 @pytest.mark.parametrize("stray", ["b.jsonl", "inner/c.bin", "deeper/d.jsonl", ".hidden.jsonl"])
-def test_what_no_manifest_lists_is_not_in_the_folder_that_is_fetched(
-    in_folder: Store, folder: Path, tmp_path: Path, stray: str
-) -> None:
+def test_files_outside_the_manifest_are_not_fetched(in_folder: Store, folder: Path, tmp_path: Path, stray: str) -> None:
     published = in_folder.publish(folder, URI, "dataset")
     in_folder.put_bytes(f"{URI}/{stray}", b"not of the dataset\n")
     found = in_folder.fetch(published, tmp_path / "cache")
@@ -247,7 +243,7 @@ def test_what_no_manifest_lists_is_not_in_the_folder_that_is_fetched(
     ]
 
 
-def test_an_artifact_below_another_is_none_of_its_files(in_folder: Store, folder: Path, tmp_path: Path) -> None:
+def test_nested_artifact_does_not_prevent_fetching_in_place(in_folder: Store, folder: Path, tmp_path: Path) -> None:
     """As the splits of a prepared version lie below its records: nothing is copied for them."""
     published = in_folder.publish(folder, URI, "dataset")
     for name in ("split", "inner"):
@@ -271,7 +267,7 @@ class Fetching(Store):
             yield piece
 
 
-def test_jobs_that_fetch_one_artifact_at_once_do_not_disturb_each_other(in_s3: Store, folder: Path, tmp_path: Path) -> None:
+def test_concurrent_fetches_of_one_artifact_do_not_interfere(in_s3: Store, folder: Path, tmp_path: Path) -> None:
     """A pod of several begins while another is in the middle of the same file."""
     published = in_s3.publish(folder, URI, "dataset")
     found: list[Path] = []
@@ -282,7 +278,7 @@ def test_jobs_that_fetch_one_artifact_at_once_do_not_disturb_each_other(in_s3: S
     assert not list(tmp_path.rglob("*.part"))
 
 
-def test_a_fetch_that_breaks_off_leaves_nothing_and_what_a_killed_one_left_goes_after_a_day(
+def test_interrupted_fetch_leaves_no_file_and_day_old_leftovers_are_removed(
     in_s3: Store, folder: Path, tmp_path: Path
 ) -> None:
     published = in_s3.publish(folder, URI, "dataset")
@@ -314,7 +310,7 @@ def test_a_large_file_is_fetched_in_parts(in_s3: Store, s3: S3Server, tmp_path: 
     assert sorted(filter(None, asked)) == ["bytes=0-8388607", "bytes=16777216-20971519", "bytes=8388608-16777215"]
 
 
-def test_parts_of_a_version_that_was_replaced_are_not_mixed_with_those_of_the_new_one(in_s3: Store) -> None:
+def test_ranges_of_a_replaced_object_are_not_mixed(in_s3: Store) -> None:
     uri = "s3://hanzo-models/m/1/x"
     in_s3.put_bytes(uri, b"old" * (5 << 20))
     parts = in_s3.open(uri).prefetch_ranges()
@@ -339,7 +335,9 @@ class Meeting(Store):
         self.put.append(uri)
 
 
-def test_files_go_to_s3_together_and_to_a_folder_one_after_the_other(s3: S3Server, in_folder: Store, tmp_path: Path) -> None:
+def test_files_are_uploaded_concurrently_to_s3_and_sequentially_to_a_folder(
+    s3: S3Server, in_folder: Store, tmp_path: Path
+) -> None:
     for number in range(8):
         (tmp_path / "made" / f"{number}").mkdir(parents=True)
         (tmp_path / "made" / f"{number}" / "x").write_bytes(b"x")
@@ -349,7 +347,7 @@ def test_files_go_to_s3_together_and_to_a_folder_one_after_the_other(s3: S3Serve
     assert alone.put == sorted(alone.put)
 
 
-def test_an_artifact_whose_file_cannot_be_put_is_none(in_s3: Store, folder: Path) -> None:
+def test_failed_file_upload_publishes_no_artifact(in_s3: Store, folder: Path) -> None:
     manifest = Manifest(kind="dataset", files=describe_files(folder))
     (folder / "inner" / "b.bin").unlink()
     with pytest.raises(FileNotFoundError):
@@ -358,7 +356,7 @@ def test_an_artifact_whose_file_cannot_be_put_is_none(in_s3: Store, folder: Path
 
 
 @pytest.mark.parametrize("written", [b"", b'{"kind": "dataset"', b'{"kind": "dataset", "files": "none"}'])
-def test_what_is_no_manifest_makes_no_artifact(store: Store, written: bytes) -> None:
+def test_invalid_manifest_is_no_artifact(store: Store, written: bytes) -> None:
     store.put_bytes(f"{URI}/{MANIFEST_FILE}", written)
     assert store.find(URI) is None
     artifact = Artifact(kind="dataset", uri=URI, digest=hashlib.sha256(written).hexdigest(), size_bytes=0)
@@ -366,7 +364,7 @@ def test_what_is_no_manifest_makes_no_artifact(store: Store, written: bytes) -> 
         store.manifest(artifact)
 
 
-def test_a_manifest_that_is_another_since_is_refused(store: Store, published: Artifact, tmp_path: Path) -> None:
+def test_changed_manifest_is_refused(store: Store, published: Artifact, tmp_path: Path) -> None:
     """What it lists would be there, and be as it says."""
     store.put_manifest(URI, store.manifest(published).model_copy(update={"facts": {"n": 2}}))
     for look in (store.manifest, lambda artifact: store.fetch(artifact, tmp_path)):
@@ -374,13 +372,13 @@ def test_a_manifest_that_is_another_since_is_refused(store: Store, published: Ar
             look(published)
 
 
-def test_only_the_files_that_are_wanted_are_fetched(in_s3: Store, folder: Path, tmp_path: Path) -> None:
+def test_fetch_is_limited_to_selected_files(in_s3: Store, folder: Path, tmp_path: Path) -> None:
     artifact = in_s3.publish(folder, URI, "dataset")
     found = in_s3.fetch(artifact, tmp_path / "cache", only=["a.jsonl"])
     assert [path.name for path in found.rglob("*") if path.is_file()] == ["a.jsonl"]
 
 
-def test_what_another_put_into_the_cache_meanwhile_is_taken_if_it_is_whole(
+def test_file_cached_concurrently_is_used_only_if_intact(
     in_s3: Store, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And else fetched: it is another file than was looked at, and no better."""
@@ -401,7 +399,7 @@ def test_what_another_put_into_the_cache_meanwhile_is_taken_if_it_is_whole(
 
 
 @pytest.mark.parametrize("only", [None, ["a.jsonl"]])
-def test_where_the_bucket_goes_away_while_it_is_looked_at_nothing_is_broken(
+def test_bucket_unmounted_during_fetch_is_an_outage_not_corruption(
     in_folder: Store, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, only: list[str] | None
 ) -> None:
     artifact = in_folder.publish(folder, URI, "dataset")
@@ -413,7 +411,7 @@ def test_where_the_bucket_goes_away_while_it_is_looked_at_nothing_is_broken(
         in_folder.fetch(artifact, tmp_path / "cache", only)
 
 
-def test_half_an_artifact_does_not_exist(store: Store) -> None:
+def test_artifact_without_manifest_does_not_exist(store: Store) -> None:
     store.put_bytes(f"{URI}/a.jsonl", b"one\n")
     assert store.find(URI) is None
 
@@ -448,7 +446,7 @@ def test_a_publisher_that_is_killed_before_the_manifest_publishes_nothing(
     assert store.fetch(store.publish(folder, URI, "dataset"), tmp_path / "cache").is_dir()
 
 
-def test_deleting_takes_all_of_it_and_nothing_beside_it(store: Store, folder: Path) -> None:
+def test_delete_removes_the_artifact_and_nothing_else(store: Store, folder: Path) -> None:
     for uri in (URI, URI + "2", "s3://hanzo-ml/datasets/d/10/records"):
         store.publish(folder, uri, "dataset")
     store.delete(URI)
@@ -475,14 +473,14 @@ def test_deleting_begins_with_the_manifest(in_folder: Store, folder: Path) -> No
     assert noting.removed == [f"{URI}/{name}" for name in (MANIFEST_FILE, "a.jsonl", "inner/b.bin")]
 
 
-def test_deleting_twice_is_deleting_once(store: Store, folder: Path) -> None:
+def test_delete_is_idempotent(store: Store, folder: Path) -> None:
     store.publish(folder, URI, "dataset")
     for _ in range(2):
         store.delete(URI)
     assert store.list(URI) == []
 
 
-def test_a_listing_bears_that_another_deletes_what_it_lists(in_folder: Store) -> None:
+def test_listing_survives_concurrent_deletion(in_folder: Store) -> None:
     place = f"{URI}/many"
 
     def come_and_go() -> None:
@@ -498,7 +496,7 @@ def test_a_listing_bears_that_another_deletes_what_it_lists(in_folder: Store) ->
         ended.result()
 
 
-def test_what_is_not_there_is_a_file_not_found(store: Store) -> None:
+def test_missing_object_raises_file_not_found(store: Store) -> None:
     for look in (store.get_bytes, store.sha256, store.size):
         with pytest.raises(FileNotFoundError):
             look(f"{URI}/nothing")
@@ -512,7 +510,7 @@ part = st.text(safe, min_size=1, max_size=20).filter(lambda name: name not in ("
 
 @given(part, st.binary(max_size=100))
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_name_is_only_a_name(store: Store, name: str, data: bytes) -> None:
+def test_object_names_with_special_characters_round_trip(store: Store, name: str, data: bytes) -> None:
     """Spaces, percent signs, question marks, colons: what was put under a name is found under it, or refused."""
     uri = f"s3://hanzo-models/names/{name}/x"
     try:
@@ -527,7 +525,7 @@ def test_a_name_is_only_a_name(store: Store, name: str, data: bytes) -> None:
     assert store.list(f"s3://hanzo-models/names/{name}") == []
 
 
-def test_a_folder_is_listed_without_what_lies_deeper(store: Store, s3: S3Server) -> None:
+def test_folder_listing_is_not_recursive(store: Store, s3: S3Server) -> None:
     place = "s3://hanzo-models/m"
     for name in ("1", "b/2", "b/c/3", "d/4", "5"):
         store.put_bytes(f"{place}/{name}", name.encode())
@@ -559,7 +557,7 @@ async def arriving(size: int, then: BaseException | None = None) -> AsyncIterato
 
 
 @pytest.mark.parametrize("size", [0, 1, 5 << 20, (12 << 20) + 1])
-def test_a_stream_is_stored_as_it_came(store: Store, size: int) -> None:
+def test_stream_is_stored_unchanged(store: Store, size: int) -> None:
     uri = "s3://hanzo-models/m/1/stream"
     asyncio.run(store.put_stream(uri, arriving(size), size or None))
     assert store.size(uri) == size
@@ -569,7 +567,7 @@ def test_a_stream_is_stored_as_it_came(store: Store, size: int) -> None:
 
 
 @pytest.mark.parametrize("of", ["stream", "file"])
-def test_what_is_large_goes_to_s3_in_parts_and_is_one_object(in_s3: Store, s3: S3Server, tmp_path: Path, of: str) -> None:
+def test_large_object_is_uploaded_to_s3_in_parts(in_s3: Store, s3: S3Server, tmp_path: Path, of: str) -> None:
     """In one request all of it would wait in memory, and S3 takes no more than 5 GB so."""
     uri, data, file = "s3://hanzo-models/m/1/x", random.Random(0).randbytes(12 << 20), tmp_path / "file"
 
@@ -590,7 +588,7 @@ def test_what_is_large_goes_to_s3_in_parts_and_is_one_object(in_s3: Store, s3: S
     assert not s3.client.list_multipart_uploads(Bucket="hanzo-models").get("Uploads")
 
 
-def test_of_a_stream_whose_first_part_ends_with_a_piece_the_rest_is_stored_too(store: Store) -> None:
+def test_stream_is_stored_completely_when_a_piece_ends_the_first_part(store: Store) -> None:
     async def pieces() -> AsyncIterator[bytes]:
         for letter in b"abcdefg":
             yield bytes([letter]) * (1 << 20)
@@ -599,7 +597,7 @@ def test_of_a_stream_whose_first_part_ends_with_a_piece_the_rest_is_stored_too(s
     assert store.get_bytes(URI)[:: 1 << 20] == b"abcdefg"
 
 
-def test_what_would_be_too_many_parts_has_larger_ones(
+def test_part_size_grows_to_respect_the_part_limit(
     in_s3: Store, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a file of 60 GB would be."""
@@ -611,15 +609,13 @@ def test_what_would_be_too_many_parts_has_larger_ones(
 
 @pytest.mark.requirement("I12")
 @pytest.mark.parametrize("size", [1, 5 << 20, 50 * 10**9, 5 * 10**12])
-def test_no_object_that_s3_takes_has_more_parts_than_it_takes(size: int) -> None:
+def test_part_count_stays_within_s3_limits_for_any_size(size: int) -> None:
     assert size / object_transfer.choose_part_bytes(size) <= 10_000 and object_transfer.choose_part_bytes(size) >= 5 << 20
     assert 140 * 10**9 / object_transfer.choose_part_bytes(None) <= 10_000
 
 
 @pytest.mark.parametrize("size", [100, 12 << 20])
-def test_a_stream_that_breaks_off_leaves_nothing_and_what_was_there_stays(
-    store: Store, s3: S3Server, tmp_path: Path, size: int
-) -> None:
+def test_interrupted_stream_keeps_the_previous_object(store: Store, s3: S3Server, tmp_path: Path, size: int) -> None:
     uri = "s3://hanzo-models/m/1/stream"
     store.put_bytes(uri, b"old")
     for name in ("stream", "new"):
@@ -630,7 +626,7 @@ def test_a_stream_that_breaks_off_leaves_nothing_and_what_was_there_stays(
     assert not s3.client.list_multipart_uploads(Bucket="hanzo-models").get("Uploads")
 
 
-def test_a_version_that_was_replaced_is_not_mixed_with_the_new_one(store: Store) -> None:
+def test_replaced_object_is_not_mixed_while_reading(store: Store) -> None:
     uri = "s3://hanzo-models/m/1/x"
     store.put_bytes(uri, b"old" * 1000)
     opened = store.open(uri)
@@ -639,7 +635,7 @@ def test_a_version_that_was_replaced_is_not_mixed_with_the_new_one(store: Store)
         list(opened.chunks())
 
 
-def test_a_small_object_that_is_replaced_all_the_while_is_always_there(store: Store) -> None:
+def test_small_object_is_readable_during_constant_replacement(store: Store) -> None:
     """Two processes write down one incident: whoever read while the other wrote began the list anew."""
     texts = [letter * length for letter, length in ((b"a", 900), (b"b", 1_000))]
     store.put_bytes(URI, texts[0])
@@ -673,7 +669,7 @@ def linked(in_folder: Store, tmp_path: Path) -> Iterator[str]:
     assert [path.name for path in outside.iterdir()] == ["secret"]
 
 
-def test_a_link_leads_nowhere(in_folder: Store, linked: str) -> None:
+def test_symbolic_link_in_store_folder_is_refused(in_folder: Store, linked: str) -> None:
     assert in_folder.list(linked) == [f"{linked}/a"]
     for name in ("file", "folder", "folder/secret"):
         uri = f"{linked}/{name}"
@@ -684,7 +680,7 @@ def test_a_link_leads_nowhere(in_folder: Store, linked: str) -> None:
             in_folder.put_bytes(uri, b"attack")
 
 
-def test_what_a_killed_writer_left_in_a_folder_is_removed_when_it_is_old(in_folder: Store) -> None:
+def test_old_partial_files_are_removed_from_a_folder_store(in_folder: Store) -> None:
     in_folder.put_bytes(f"{URI}/whole", b"whole")
     young, old = (place(in_folder, f"{URI}/{name}") for name in ("young#1", "old#23"))
     for path in (young, old):
@@ -696,9 +692,7 @@ def test_what_a_killed_writer_left_in_a_folder_is_removed_when_it_is_old(in_fold
     assert in_folder.get_bytes(f"{URI}/whole") == b"whole"
 
 
-def test_what_a_killed_writer_left_on_s3_is_removed_when_it_is_old(
-    in_s3: Store, s3: S3Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_old_multipart_uploads_are_removed_from_s3(in_s3: Store, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in VARIABLES.items():
         monkeypatch.setenv(name, value)
     bucket = BUCKETS["datasets"]
@@ -710,7 +704,7 @@ def test_what_a_killed_writer_left_on_s3_is_removed_when_it_is_old(
     assert not s3.client.list_multipart_uploads(Bucket=bucket).get("Uploads")
 
 
-def test_what_another_server_removes_at_the_same_moment_keeps_nothing_from_being_removed(
+def test_concurrent_upload_cleanup_by_another_server_is_tolerated(
     in_s3: Store, s3: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of a server's processes does it: whoever came second ended there, and left what comes after."""
@@ -764,7 +758,7 @@ def test_every_body_is_put_with_its_checksum(in_s3: Store, s3: S3Server, tmp_pat
 
 
 @pytest.mark.parametrize("of", ["bytes", "small file", "large file", "stream"])
-def test_a_body_that_broke_on_its_way_is_refused_and_what_was_there_stays(
+def test_body_corrupted_in_transit_is_refused_and_previous_object_kept(
     in_s3: Store, s3: S3Server, tmp_path: Path, of: str
 ) -> None:
     uri, path = f"{URI}/x", tmp_path / "x"
@@ -788,7 +782,7 @@ def test_a_body_that_broke_on_its_way_is_refused_and_what_was_there_stays(
     assert in_s3.get_bytes(uri) != b"old"
 
 
-def test_a_server_that_knows_no_checksums_is_sent_none(s3: S3Server) -> None:
+def test_checksums_are_not_sent_when_disabled(s3: S3Server) -> None:
     Store(s3.address.model_copy(update={"checksum": "none"}), VARIABLES).put_bytes(f"{URI}/x", b"x")
     assert "x-amz-checksum-sha256" not in s3.requests[-1].headers
 
@@ -797,7 +791,7 @@ def test_a_server_that_knows_no_checksums_is_sent_none(s3: S3Server) -> None:
     ("encryption", "key", "sent"),
     [("aws:kms", "key-1", ("aws:kms", "key-1")), ("none", None, (None, None))],
 )
-def test_the_address_says_how_to_encrypt(
+def test_encryption_follows_the_store_address(
     s3: S3Server, encryption: str, key: str | None, sent: tuple[str | None, str | None]
 ) -> None:
     address = StoreAddress.model_validate({**s3.address.model_dump(), "encryption": encryption, "kms_key": key})
@@ -806,7 +800,7 @@ def test_the_address_says_how_to_encrypt(
     assert tuple(s3.requests[-1].headers.get(name) for name in names) == sent
 
 
-def test_a_bucket_that_is_not_there_is_no_missing_file(s3: S3Server) -> None:
+def test_missing_bucket_is_not_reported_as_missing_file(s3: S3Server) -> None:
     store = Store(s3.address.model_copy(update={"buckets": {**BUCKETS, "models": "no-such-bucket"}}), VARIABLES)
     uri = "s3://hanzo-models/m/1/x"
     puts = (lambda uri: store.put_bytes(uri, b"x"), lambda uri: store.open_known_size(uri, 1).sha256())
@@ -815,7 +809,7 @@ def test_a_bucket_that_is_not_there_is_no_missing_file(s3: S3Server) -> None:
             ask(uri)
 
 
-def test_once_a_bucket_is_known_to_be_there_what_is_missing_takes_one_request(in_s3: Store, s3: S3Server) -> None:
+def test_missing_object_in_a_known_bucket_takes_one_request(in_s3: Store, s3: S3Server) -> None:
     uri = "s3://hanzo-models/m/1/x"
     in_s3.find(uri)
     s3.requests.clear()
@@ -823,7 +817,7 @@ def test_once_a_bucket_is_known_to_be_there_what_is_missing_takes_one_request(in
     assert [request.method for request in s3.requests] == ["HEAD"]
 
 
-def test_a_full_disk_is_told_apart_and_leaves_nothing(in_folder: Store) -> None:
+def test_full_disk_raises_store_full_and_leaves_no_file(in_folder: Store) -> None:
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limit[1]))  # the kernel refuses more, as a full disk does
     try:
@@ -841,7 +835,7 @@ def proportional_set_size() -> int:
 
 
 @pytest.mark.slow
-def test_the_memory_of_a_stream_does_not_grow_with_it(in_folder: Store) -> None:
+def test_streaming_memory_is_independent_of_object_size(in_folder: Store) -> None:
     uri = f"{URI}/large"
     asyncio.run(in_folder.put_stream(uri, arriving(20 << 20), 20 << 20))  # what the libraries take once
     before, peak, ended = proportional_set_size(), 0, threading.Event()
@@ -865,7 +859,7 @@ def test_the_memory_of_a_stream_does_not_grow_with_it(in_folder: Store) -> None:
     assert peak - before < 40 << 20
 
 
-def test_when_an_object_came_is_told_in_milliseconds(in_folder: Store) -> None:
+def test_modification_time_is_in_milliseconds(in_folder: Store) -> None:
     in_folder.put_bytes(URI, b"x")
     os.utime(place(in_folder, URI), (1_000.25, 1_000.25))
     assert in_folder.modified_ms(URI) == 1_000_250

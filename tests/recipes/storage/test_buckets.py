@@ -40,7 +40,7 @@ def refusal(url: str) -> tuple[type[StoreUnavailable], str]:
         pytest.param(503, "SlowDown", "Slow.", "answers 503 Service Unavailable: {}", marks=pytest.mark.slow),
     ],
 )
-def test_what_the_server_says_is_told(status: int, code: str, message: str, told: str) -> None:
+def test_server_error_message_is_reported(status: int, code: str, message: str, told: str) -> None:
     """It was cut off where the server's own words begin."""
     with answering(status, code, message) as url:
         kind, said = refusal(url)
@@ -48,14 +48,14 @@ def test_what_the_server_says_is_told(status: int, code: str, message: str, told
         assert kind is (StoreRefuses if status in (403, 404) else StoreUnavailable), "what another day may change nothing of"
 
 
-def test_with_keys_that_may_not_list_a_missing_file_is_one() -> None:
+def test_missing_file_is_none_without_list_permission() -> None:
     """Whether its bucket is there is asked by a listing."""
     with answering(403, "AccessDenied", "No listing.", head=404) as url:
         assert Store(StoreAddress(root=url, buckets=BUCKETS), VARIABLES).find(URI) is None
 
 
 @pytest.mark.slow
-def test_a_server_that_is_not_there_is_told_by_its_address() -> None:
+def test_unreachable_server_is_reported_with_its_address() -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
@@ -66,7 +66,7 @@ def test_a_server_that_is_not_there_is_told_by_its_address() -> None:
 
 
 @pytest.mark.slow
-def test_a_certificate_that_is_not_trusted_is_no_server_that_is_away(tmp_path: Path) -> None:
+def test_untrusted_certificate_is_distinguished_from_an_outage(tmp_path: Path) -> None:
     with answering(503, "SlowDown", "Slow.", self_signed(tmp_path / "server.pem")) as url:
         told = refusal(url)[1]
     assert told.startswith(f"{URI}: the certificate of {url} is not trusted: ") and "SSL_CERT_FILE" in told

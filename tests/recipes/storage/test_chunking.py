@@ -26,7 +26,7 @@ def corpus() -> bytes:
     return text(24_000_000)
 
 
-def test_the_chunks_are_the_bytes_and_of_the_sizes_that_were_promised(corpus: bytes) -> None:
+def test_chunks_join_to_the_input_within_size_limits(corpus: bytes) -> None:
     chunks = cut(corpus)
     assert b"".join(chunks) == corpus
     assert all(MIN_CHUNK_BYTES <= len(chunk) <= MAX_CHUNK_BYTES for chunk in chunks[:-1])
@@ -34,13 +34,13 @@ def test_the_chunks_are_the_bytes_and_of_the_sizes_that_were_promised(corpus: by
 
 
 @pytest.mark.parametrize("piece", [997, 100_000, 30_000_000])
-def test_the_pieces_do_not_matter(corpus: bytes, piece: int) -> None:
+def test_chunking_is_independent_of_input_pieces(corpus: bytes, piece: int) -> None:
     data = corpus[:9_000_000]
     assert cut(data, piece) == cut(data)
 
 
 @pytest.mark.parametrize("change", ["insert", "remove", "replace"])
-def test_a_change_leaves_all_chunks_but_those_around_it(corpus: bytes, change: str) -> None:
+def test_local_change_alters_only_nearby_chunks(corpus: bytes, change: str) -> None:
     middle = len(corpus) // 2
     between = {"insert": b"something new", "remove": b"", "replace": b"X" * 5}[change]
     changed = corpus[:middle] + between + corpus[middle + (0 if change == "insert" else 5) :]
@@ -60,11 +60,11 @@ def test_a_change_leaves_all_chunks_but_those_around_it(corpus: bytes, change: s
     ],
     ids=["empty", "one byte", "least", "least and one", "repeated", "most and one"],
 )
-def test_what_has_no_content_to_cut_by_comes_back_too(data: bytes) -> None:
+def test_uniform_data_round_trips_through_chunks(data: bytes) -> None:
     assert b"".join(cut(data)) == data
 
 
-def test_chunks_lie_once_for_all_datasets_of_an_organization_and_with_no_other() -> None:
+def test_chunks_are_shared_within_one_organization_only() -> None:
     name = "ab" * 32
     assert chunk_uri("s3://hanzo-ml/datasets/d/1/x", name) == f"s3://hanzo-ml/datasets/_chunks/ab/{name}"
     assert chunk_uri("s3://hanzo-ml/datasets/@acme/d/1/x", name) == f"s3://hanzo-ml/datasets/@acme/_chunks/ab/{name}"

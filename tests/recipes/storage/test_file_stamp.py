@@ -18,7 +18,7 @@ def with_the_time_of(path: Path, before: os.stat_result) -> None:
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-def test_another_file_of_the_same_size_and_time_has_another(file: Path, tmp_path: Path) -> None:
+def test_replaced_file_of_equal_size_and_time_has_a_new_stamp(file: Path, tmp_path: Path) -> None:
     before, known = file.stat(), read_file_stamp(file)
     other = tmp_path / "other"
     other.write_bytes(b"as it is!")
@@ -27,7 +27,7 @@ def test_another_file_of_the_same_size_and_time_has_another(file: Path, tmp_path
     assert read_file_stamp(file) != known
 
 
-def test_one_that_was_written_to_in_its_place_has_another(file: Path) -> None:
+def test_file_modified_in_place_has_a_new_stamp(file: Path) -> None:
     before, known = file.stat(), read_file_stamp(file)
     with file.open("r+b") as opened:
         opened.write(b"as it is!")
@@ -41,6 +41,6 @@ def test_one_that_was_written_to_in_its_place_has_another(file: Path) -> None:
     assert read_file_stamp(file) != known
 
 
-def test_what_is_not_there_has_none(file: Path) -> None:
+def test_missing_file_has_no_stamp(file: Path) -> None:
     assert read_file_stamp(file.with_name("nothing")) is None
     assert read_file_stamp(file / "below a file") is None

@@ -6,7 +6,7 @@ from pathlib import Path
 from recipes.storage.buckets import list_folder, scan_folder, walk_files
 
 
-def test_one_that_is_deleted_while_it_is_listed_hides_no_other(tmp_path: Path) -> None:
+def test_file_deleted_during_listing_hides_no_other(tmp_path: Path) -> None:
     for name in "abc":
         (tmp_path / name).write_bytes(b"x")
     first, gone, last = (entry.name for entry in os.scandir(tmp_path))
@@ -16,7 +16,7 @@ def test_one_that_is_deleted_while_it_is_listed_hides_no_other(tmp_path: Path) -
     assert [*found] == [(last, 1)]
 
 
-def test_a_number_sign_makes_no_file_incomplete(tmp_path: Path) -> None:
+def test_file_name_with_number_sign_is_not_treated_as_partial(tmp_path: Path) -> None:
     """Only one that a number follows, at the end: as the library calls a file that it has not finished."""
     for name in ("c#", "c#sharp", "c#1a", "1#2 of 3", "whole", "half#12"):
         (tmp_path / name).write_bytes(name.encode())

@@ -26,7 +26,7 @@ LINES = [b"one\n", b"two\n", b"three\n", b"four\n"]
 @given(
     st.lists(st.tuples(st.sampled_from([b"", b" \t", b"a", b"\r", b"long" * 9]), st.booleans())), st.booleans(), st.data()
 )
-def test_the_chosen_lines_are_the_same_however_the_bytes_come(
+def test_selected_lines_are_independent_of_chunk_boundaries(
     drawn: list[tuple[bytes, bool]], ends: bool, data: st.DataObject
 ) -> None:
     text = b"\n".join(line for line, _ in drawn) + (b"\n" if ends else b"")
@@ -62,7 +62,7 @@ class Place:
         self.artifact = self.store.put_manifest(self.uri, Manifest(kind="split", files=(file,)))
 
 
-def test_an_artifact_of_chosen_lines_is_put_together_where_it_is_wanted(tmp_path: Path) -> None:
+def test_line_selection_artifact_is_assembled_on_fetch(tmp_path: Path) -> None:
     place = Place(tmp_path)
     folder = place.store.fetch(place.artifact, tmp_path / "cache")
     assert [path.name for path in folder.iterdir()] == ["test.jsonl"]
@@ -72,7 +72,7 @@ def test_an_artifact_of_chosen_lines_is_put_together_where_it_is_wanted(tmp_path
     assert (place.store.fetch(place.artifact, tmp_path / "cache") / "test.jsonl").read_bytes() == LINES[1] + LINES[3]
 
 
-def test_what_is_broken_is_named(tmp_path: Path) -> None:
+def test_corrupt_selection_part_is_refused_by_name(tmp_path: Path) -> None:
     place = Place(tmp_path)
     store, bitmap = place.store, bitmap_uri(place.uri, "test.jsonl")
 
@@ -99,7 +99,7 @@ def test_what_is_broken_is_named(tmp_path: Path) -> None:
     assert f"{place.source.uri}/b.jsonl" in refusal()
 
 
-def test_a_store_of_another_place_has_the_same_digest(tmp_path: Path) -> None:
+def test_line_selection_digest_is_independent_of_source_location(tmp_path: Path) -> None:
     """Where the lines lie is no part of what they are."""
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
@@ -114,7 +114,7 @@ def test_a_store_of_another_place_has_the_same_digest(tmp_path: Path) -> None:
     assert (folder / "test.jsonl").read_bytes() == LINES[1] + LINES[3]
 
 
-def test_manifests_without_chosen_lines_say_nothing_of_them() -> None:
+def test_file_record_without_line_selection_omits_its_key() -> None:
     """Else all digests would be others than they were."""
     file = FileRecord(path="a", sha256="0" * 64, size=1)
     assert file.model_dump(mode="json") == {"path": "a", "sha256": "0" * 64, "size": 1}

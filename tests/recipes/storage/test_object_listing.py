@@ -49,18 +49,18 @@ def test_a_folder_is_listed_in_the_order_of_names(in_folder: ObjectStore) -> Non
     check(in_folder)
 
 
-def test_s3_is_asked_until_it_has_told_of_all(in_s3: ObjectStore, s3: S3Server) -> None:
+def test_s3_listing_follows_all_pages(in_s3: ObjectStore, s3: S3Server) -> None:
     check(in_s3)
     asked = [request for request in s3.requests if "list-type" in request.query]
     assert len([request for request in asked if "continuation-token" in request.query]) >= 2 * len(NAMES) // AT_ONCE
 
 
-def test_pod_lists_what_s3_has(in_s3: ObjectStore, server_of_pods: ServerProcess) -> None:
+def test_pod_listing_equals_s3_listing(in_s3: ObjectStore, server_of_pods: ServerProcess) -> None:
     job = program_job(server_of_pods, {"merged": PLACE})
     check(store_in_pod(server_of_pods, job, submit(server_of_pods, job)))
 
 
-def test_the_mark_by_which_a_console_makes_a_folder_is_no_object_in_it(s3: S3Server) -> None:
+def test_folder_marker_object_of_s3_consoles_is_not_listed(s3: S3Server) -> None:
     objects = ObjectStore(s3.address, VARIABLES)
     for key in ("many/", "many/a"):
         s3.client.put_object(Bucket="hanzo-models", Key=key, Body=b"")

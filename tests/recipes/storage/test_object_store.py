@@ -29,7 +29,7 @@ def test_a_stream_of_less_than_a_part_takes_one_request(s3: S3Server, size: int,
 
 
 @pytest.mark.parametrize("at_once", [1, 3])
-def test_of_a_file_so_many_parts_are_on_their_way_as_was_said(
+def test_file_upload_uses_the_requested_concurrency(
     s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
     """Of many files at once, one each: all of theirs together are in memory."""
@@ -39,14 +39,14 @@ def test_of_a_file_so_many_parts_are_on_their_way_as_was_said(
     assert [named["max_concurrency"] for named in told] == [at_once]
 
 
-def test_of_a_stream_two_parts_are_on_their_way(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_upload_has_two_parts_in_flight(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server has many of them at a time."""
     told = told_to("put_async", monkeypatch)
     asyncio.run(ObjectStore(s3.address, VARIABLES).put_stream(URI, arriving(MIN_PART_BYTES)))
     assert [named["max_concurrency"] for named in told] == [2]
 
 
-def test_of_an_object_whose_size_is_known_nothing_is_asked_but_what_is_read(s3: S3Server) -> None:
+def test_object_of_known_size_is_read_with_one_request(s3: S3Server) -> None:
     objects = ObjectStore(s3.address, VARIABLES)
     objects.put_bytes(URI, b"0123456789")
     s3.requests.clear()
@@ -67,7 +67,7 @@ def told_to(name: str, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return told
 
 
-def test_with_keys_that_may_not_list_what_is_missing_is_missing(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_object_is_not_found_without_list_permission(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the bucket is there they cannot tell."""
 
     def denied(*given: Any, **named: Any) -> Any:

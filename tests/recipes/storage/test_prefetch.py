@@ -8,7 +8,7 @@ import pytest
 from recipes.storage.object_transfer import prefetch
 
 
-def test_results_come_in_the_order_of_what_was_asked_for() -> None:
+def test_prefetch_returns_results_in_input_order() -> None:
     def slowest_first(number: int) -> int:
         time.sleep(0.05 if number == 0 else 0)
         return -number
@@ -17,7 +17,7 @@ def test_results_come_in_the_order_of_what_was_asked_for() -> None:
     assert list(prefetch(slowest_first, [], 4)) == []
 
 
-def test_so_many_are_under_way_at_once_and_no_more() -> None:
+def test_prefetch_runs_exactly_the_given_number_at_once() -> None:
     all_are_here = threading.Barrier(4)
     lock, now, most = threading.Lock(), 0, 0
 
@@ -34,7 +34,7 @@ def test_so_many_are_under_way_at_once_and_no_more() -> None:
     assert most == 4
 
 
-def test_nobody_runs_far_ahead_of_whoever_takes() -> None:
+def test_prefetch_does_not_run_far_ahead_of_its_consumer() -> None:
     """What is held are results: of an object that is read, its bytes."""
     begun: list[int] = []
     coming = prefetch(begun.append, range(100), 4)
@@ -45,7 +45,7 @@ def test_nobody_runs_far_ahead_of_whoever_takes() -> None:
     assert len(begun) <= 5
 
 
-def test_the_first_error_ends_it_and_what_has_not_begun_never_does() -> None:
+def test_prefetch_stops_at_the_first_error() -> None:
     begun: list[int] = []
 
     def work(number: int) -> None:
@@ -58,7 +58,7 @@ def test_the_first_error_ends_it_and_what_has_not_begun_never_does() -> None:
     assert len(begun) < 6
 
 
-def test_one_at_a_time_is_one_after_the_other() -> None:
+def test_prefetch_with_concurrency_one_is_sequential() -> None:
     def work(number: int) -> str:
         return threading.current_thread().name
 

@@ -57,7 +57,7 @@ def test_bytes_that_changed_on_the_way_are_sent_again(store: Store, s3: S3Server
     assert store.get_bytes(f"{PLACE}/x") == LARGE and store.get_bytes(f"{PLACE}/y") == LARGE[: 2 << 20]
 
 
-def test_refused_address_is_asked_for_again_once(store: Store, s3: S3Server, file: Path) -> None:
+def test_refused_signed_address_is_requested_again_once(store: Store, s3: S3Server, file: Path) -> None:
     s3.refusing = 1
     store.put_file(f"{PLACE}/x", file)
     assert store.get_bytes(f"{PLACE}/x") == LARGE
@@ -159,7 +159,7 @@ def test_broken_connection_continues_where_it_broke(unreliable: UnreliableServer
     assert len(unreliable.ranges) == 3
 
 
-def test_connection_that_brings_nothing_ends_as_an_outage(unreliable: UnreliableServer, behind: Store) -> None:
+def test_connection_without_progress_is_an_outage(unreliable: UnreliableServer, behind: Store) -> None:
     unreliable.break_after = 0
     with pytest.raises(StoreUnavailable, match="the connection broke"):
         behind.get_bytes(f"{PLACE}/x")

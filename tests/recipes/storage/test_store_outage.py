@@ -83,7 +83,7 @@ ASKED: dict[str, Callable[[Store, Artifact, Path], Any]] = {
 @pytest.mark.parametrize("mount_point", [False, True], ids=["moved", "unmounted"])
 @pytest.mark.parametrize("opened", [False, True], ids=["by a new process", "by one that knew it"])
 @pytest.mark.parametrize("asked", ASKED)
-def test_a_store_that_is_away_is_no_empty_one(
+def test_unmounted_store_is_an_outage_not_an_empty_store(
     folder: Folder, artifact: Artifact, tmp_path: Path, asked: str, opened: bool, mount_point: bool
 ) -> None:
     store = Store(folder.address)
@@ -96,14 +96,14 @@ def test_a_store_that_is_away_is_no_empty_one(
     assert store.list(DATASET) == [f"{DATASET}/a.jsonl", f"{DATASET}/manifest.json"]
 
 
-def test_a_bucket_is_made_as_something_is_first_asked_of_it(folder: Folder, artifact: Artifact) -> None:
+def test_bucket_is_created_on_first_use(folder: Folder, artifact: Artifact) -> None:
     store = Store(folder.address)
     assert store.list(CHECKPOINTS) == []
     store.put_bytes(f"{CHECKPOINTS}/incidents.json", b"{}")
     assert store.list(CHECKPOINTS) == [f"{CHECKPOINTS}/incidents.json"]
 
 
-def test_one_bucket_alone_may_be_mounted_and_be_away(folder: Folder, artifact: Artifact, tmp_path: Path) -> None:
+def test_single_bucket_can_be_unmounted(folder: Folder, artifact: Artifact, tmp_path: Path) -> None:
     store = Store(folder.address)
     store.put_bytes(f"{CHECKPOINTS}/incidents.json", b"{}")
     bucket = folder.root / BUCKETS["checkpoints"]
@@ -115,7 +115,7 @@ def test_one_bucket_alone_may_be_mounted_and_be_away(folder: Folder, artifact: A
     assert store.list(DATASET)
 
 
-def test_a_store_of_a_release_before_this_one_is_taken_as_it_is(folder: Folder, artifact: Artifact) -> None:
+def test_store_of_an_earlier_release_is_adopted(folder: Folder, artifact: Artifact) -> None:
     shutil.rmtree(folder.root.with_name(".objects-made"))
     for mark in folder.root.glob("*/.bucket"):
         mark.unlink()
@@ -126,7 +126,7 @@ def test_a_store_of_a_release_before_this_one_is_taken_as_it_is(folder: Folder, 
         store.find(DATASET)
 
 
-def test_a_store_that_is_gone_for_good_begins_anew_where_that_is_said(folder: Folder, artifact: Artifact) -> None:
+def test_permanently_lost_store_is_recreated_after_removing_its_marker(folder: Folder, artifact: Artifact) -> None:
     shutil.rmtree(folder.root)
     with pytest.raises(StoreUnavailable, match=r"remove .*/\.objects-made/hanzo-ml-datasets ") as told:
         Store(folder.address).list(DATASET)
@@ -135,7 +135,7 @@ def test_a_store_that_is_gone_for_good_begins_anew_where_that_is_said(folder: Fo
 
 
 @pytest.mark.parametrize("mount_point", [False, True], ids=["moved", "unmounted"])
-def test_a_bucket_that_goes_away_as_it_is_opened_is_not_made_anew(
+def test_bucket_unmounted_during_open_is_not_recreated(
     folder: Folder, artifact: Artifact, monkeypatch: pytest.MonkeyPatch, mount_point: bool
 ) -> None:
     def then_away(bucket: Path) -> bool:
@@ -151,7 +151,7 @@ def test_a_bucket_that_goes_away_as_it_is_opened_is_not_made_anew(
     assert Store(folder.address).find(DATASET) == artifact
 
 
-def test_a_network_folder_that_does_not_answer_is_away(
+def test_unresponsive_network_folder_is_an_outage(
     folder: Folder, artifact: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stale(path: Path) -> bool:
@@ -165,9 +165,7 @@ def test_a_network_folder_that_does_not_answer_is_away(
     assert store.list(DATASET) == [f"{DATASET}/a.jsonl", f"{DATASET}/manifest.json"]
 
 
-def test_what_is_put_as_the_folder_goes_away_did_not_arrive(
-    folder: Folder, artifact: Artifact, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_put_during_unmount_is_an_outage(folder: Folder, artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
     """The library makes the folders anew: as if nothing had been, all that lay there was missing from then on."""
     put = obstore.put
 
@@ -187,7 +185,7 @@ def test_what_is_put_as_the_folder_goes_away_did_not_arrive(
     assert store.find(DATASET) == artifact
 
 
-def test_what_goes_away_while_it_is_listed_is_not_known_to_be_missing(
+def test_folder_unmounted_during_listing_is_an_outage(
     folder: Folder, artifact: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store(folder.address)
@@ -204,7 +202,7 @@ def test_what_goes_away_while_it_is_listed_is_not_known_to_be_missing(
         store.list(DATASET)
 
 
-def test_what_goes_away_while_it_is_read_is_not_known_to_be_missing(folder: Folder, artifact: Artifact) -> None:
+def test_folder_unmounted_during_read_is_an_outage(folder: Folder, artifact: Artifact) -> None:
     found = Store(folder.address).open(f"{DATASET}/a.jsonl")
     folder.go(mount_point=True)
     with pytest.raises(StoreUnavailable):
@@ -218,9 +216,7 @@ def saved(checkpoints: CheckpointManager, step: int) -> None:
 
 
 @pytest.mark.parametrize("mount_point", [False, True], ids=["moved", "unmounted"])
-def test_a_training_is_not_taken_up_from_the_beginning_while_its_checkpoints_are_away(
-    folder: Folder, tmp_path: Path, mount_point: bool
-) -> None:
+def test_training_does_not_restart_from_scratch_during_an_outage(folder: Folder, tmp_path: Path, mount_point: bool) -> None:
     first = CheckpointManager(tmp_path / "machine", Store(folder.address), CHECKPOINTS, 2)
     saved(first, 3)
     first.wait()
@@ -234,7 +230,7 @@ def test_a_training_is_not_taken_up_from_the_beginning_while_its_checkpoints_are
 
 
 @pytest.mark.parametrize("mount_point", [False, True], ids=["moved", "unmounted"])
-def test_what_a_training_saves_while_its_store_is_away_arrives_once_it_is_there(
+def test_checkpoints_saved_during_an_outage_are_uploaded_afterwards(
     folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mount_point: bool
 ) -> None:
     monkeypatch.setattr(upload, "RETRY_PAUSES_SECONDS", ())

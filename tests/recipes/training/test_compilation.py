@@ -24,7 +24,7 @@ def with_first_half(model: Any, _: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_compiled_blocks_and_says_where_they_are_not(
+def test_compiled_run_resumes_and_logs_changed_compilation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tiny = TinyTraining(tmp_path)
@@ -49,7 +49,7 @@ def test_a_run_goes_on_with_compiled_blocks_and_says_where_they_are_not(
     assert "blocks were not compiled for checkpoint 4, and are here" in capsys.readouterr().out
 
 
-def test_without_a_gpu_none_is_compiled(tmp_path: Path) -> None:
+def test_blocks_are_not_compiled_without_a_gpu(tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     model: Any = torch.nn.Linear(2, 2)
@@ -60,7 +60,7 @@ def test_without_a_gpu_none_is_compiled(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lacks", [None, "compiler", "headers"])
-def test_what_every_start_must_have_alike(
+def test_compiler_settings_are_reproducible_or_blocks_stay_uncompiled(
     tmp_path: Path, lacks: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As on a machine with a GPU. What makes programs differ from start to start, and what cuts them under DDP, is off."""

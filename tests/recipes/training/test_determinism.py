@@ -19,7 +19,7 @@ def alone() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def test_buckets_are_settled_before_the_first_step(alone: None) -> None:
+def test_ddp_bucket_order_is_fixed_before_the_first_step(alone: None) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
     model[0].requires_grad_(False)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}

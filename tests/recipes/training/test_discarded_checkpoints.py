@@ -38,7 +38,7 @@ def at(step: int, way: str = ".") -> Diverged:
         (0, [at(5, "from-2")], [2, 4, 6]),
     ],
 )
-def test_what_was_saved_before_the_run_diverged_and_was_spoilt_is_removed(
+def test_checkpoints_discarded_by_a_recovery_are_removed_on_returning_machine(
     checkpoints: CheckpointManager,
     capsys: pytest.CaptureFixture[str],
     known: int | None,
@@ -53,7 +53,7 @@ def test_what_was_saved_before_the_run_diverged_and_was_spoilt_is_removed(
     assert capsys.readouterr().out.count("discarded by a recovery while this machine was away") == 3 - len(stay)
 
 
-def test_of_each_way_what_happened_on_it_counts(checkpoints: CheckpointManager) -> None:
+def test_discarding_applies_only_to_the_branch_of_the_divergence(checkpoints: CheckpointManager) -> None:
     way = checkpoints.branch("from-2", 2)
     further = way.branch("from-4", 4)
     for one in (checkpoints, way, further):
@@ -64,7 +64,7 @@ def test_of_each_way_what_happened_on_it_counts(checkpoints: CheckpointManager) 
     assert [one.local_steps() for one in (checkpoints, way, further)] == [[6], [], []]
 
 
-def test_one_that_lacks_no_more_than_its_name_is_forgotten_and_one_that_cannot_be_read_is_left(
+def test_unrenamed_checkpoint_is_discarded_and_unreadable_one_is_kept(
     checkpoints: CheckpointManager,
 ) -> None:
     """The first would have got its name as the run looked for the newest."""
@@ -75,6 +75,6 @@ def test_one_that_lacks_no_more_than_its_name_is_forgotten_and_one_that_cannot_b
     assert sorted(path.name for path in checkpoints.folder.iterdir()) == ["4"]
 
 
-def test_a_machine_that_has_nothing_forgets_nothing(tmp_path: Path) -> None:
+def test_discarding_without_local_checkpoints_does_nothing(tmp_path: Path) -> None:
     discard_diverged_checkpoints(tmp_path / "none", [at(5)])
     assert not (tmp_path / "none").exists()

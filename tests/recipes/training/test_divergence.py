@@ -23,13 +23,13 @@ def first_found(losses: list[float], policy: DivergencePolicy) -> Divergence | N
     return next(filter(None, (band.add(step, loss) for step, loss in enumerate(losses, 1))), None)
 
 
-def test_learning_is_no_divergence_and_a_few_high_losses_are_none() -> None:
+def test_learning_and_a_few_high_losses_are_not_divergence() -> None:
     assert first_found(LEARNING, DivergencePolicy()) is None
     high = [*LEARNING[:200], *[20.0] * 19, *LEARNING[200:]]
     assert first_found(high, DivergencePolicy()) is None
 
 
-def test_there_is_no_band_before_there_are_enough_losses_and_a_wider_one_until_they_make_their_own() -> None:
+def test_loss_band_is_unlimited_then_wide_during_warmup() -> None:
     band = LossBand(DivergencePolicy())
     limits: list[object] = []
     for step in range(1, WARMUP_LOSSES + 1):
@@ -40,17 +40,17 @@ def test_there_is_no_band_before_there_are_enough_losses_and_a_wider_one_until_t
     assert band.limit == pytest.approx(1.0 + 3.0 * MIN_DEVIATION_SHARE)
 
 
-def test_a_smooth_low_loss_that_wobbles_is_no_divergence() -> None:
+def test_small_change_of_a_smooth_low_loss_is_not_divergence() -> None:
     assert first_found([0.01] * 100 + [0.05] * 100, DivergencePolicy()) is None
 
 
-def test_a_loss_that_stays_above_its_band_is_a_divergence_from_its_first_step() -> None:
+def test_loss_staying_above_its_band_diverged_at_its_first_high_step() -> None:
     found = first_found([*LEARNING[:200], *[6.0] * 50], DivergencePolicy(patience=10))
     assert found is not None
     assert (found.first, found.noticed) == (201, 210)
 
 
-def test_one_that_diverges_with_its_first_updates_is_not_trained_to_its_end() -> None:
+def test_divergence_in_the_first_updates_is_detected() -> None:
     """There was no band before twenty losses, and of losses that were high by then it was made of those."""
     climbing = [2.1, 2.0, 2.2, 2.1, 2.3, 3.4, *[min(7.5, 4.5 + 0.2 * step) for step in range(60)]]
     found = first_found(climbing, DivergencePolicy())
@@ -58,7 +58,7 @@ def test_one_that_diverges_with_its_first_updates_is_not_trained_to_its_end() ->
     assert first_found([*climbing[:20], *[2.0] * 40], DivergencePolicy()) is None, "it came back"
 
 
-def test_what_losses_do_as_training_begins_is_no_divergence() -> None:
+def test_typical_early_losses_are_not_divergence() -> None:
     noise = random.Random(3)
     rewarmed = [2.2 + 0.8 * math.sin(min(step, 150) / 150 * math.pi) + noise.gauss(0, 0.1) for step in range(300)]
     small_batches = [2.0 * math.exp(noise.gauss(0, 0.6)) for _ in range(300)]
@@ -69,12 +69,12 @@ def test_what_losses_do_as_training_begins_is_no_divergence() -> None:
         assert first_found(losses, DivergencePolicy()) is None
 
 
-def test_a_loss_that_is_not_finite_is_a_divergence_at_once() -> None:
+def test_non_finite_loss_is_divergence_immediately() -> None:
     for bad in (math.nan, math.inf):
         found = first_found([7.0, 6.5, bad, 6.0], DivergencePolicy())
         assert found is not None and (found.first, found.noticed) == (3, 3)
 
 
-def test_one_that_explodes_before_it_is_not_finite_began_with_the_explosion() -> None:
+def test_divergence_starts_at_the_explosion_before_a_non_finite_loss() -> None:
     found = first_found([*LEARNING[:100], 50.0, 900.0, math.nan], DivergencePolicy())
     assert found is not None and (found.first, found.noticed) == (101, 103)

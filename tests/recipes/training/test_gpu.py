@@ -89,7 +89,7 @@ def on_gpus(count: int, strategy: str = "ddp") -> dict[str, Any]:
         ("half", HALF | {"gradient_checkpointing": True}),
     ],
 )
-def test_a_run_that_is_killed_ends_as_if_nobody_had(runs: Runs, name: str, method: dict[str, Any]) -> None:
+def test_killed_gpu_run_ends_bit_identical(runs: Runs, name: str, method: dict[str, Any]) -> None:
     """With dropout, whose random numbers are the GPU's. Blocks are compiled, once more where the first kill was on a machine
     that is gone with its cache; where they cannot be, a run finds it out once.
     """
@@ -121,7 +121,7 @@ def test_a_run_that_is_killed_ends_as_if_nobody_had(runs: Runs, name: str, metho
     }, killed
 
 
-def test_a_step_that_does_not_fit_on_the_gpu_is_done_in_smaller_parts(
+def test_step_out_of_gpu_memory_continues_with_smaller_micro_batches(
     runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install("hungry", HUNGRY, tmp_path, monkeypatch)
@@ -132,7 +132,7 @@ def test_a_step_that_does_not_fit_on_the_gpu_is_done_in_smaller_parts(
 
 
 @pytest.mark.requirement("M7")
-def test_an_evaluation_computes_on_the_gpu_what_it_does_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluation_on_gpu_equals_evaluation_on_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     on_gpus(1)
     tiny = TinyTraining(tmp_path)
     trained = tiny.untrained(**ADAPTER)
@@ -150,7 +150,7 @@ def test_an_evaluation_computes_on_the_gpu_what_it_does_without(tmp_path: Path, 
     assert found == pytest.approx(losses("without"), rel=1e-4)
 
 
-def test_the_share_of_the_gpu_s_peak_is_logged_for_each_step(runs: Runs) -> None:
+def test_mfu_is_logged_for_each_step(runs: Runs) -> None:
     settings = on_gpus(1)
     assert settings["hardware"]["gpu_type"], f"recipes.planning.gpus does not know {torch.cuda.get_device_name(0)}: add it"
     runs.train(runs.job("gpu-mfu", max_steps=4, base_dtype="bfloat16", **settings))
@@ -172,9 +172,7 @@ SHARED: list[tuple[str, dict[str, Any], float]] = [
 
 
 @pytest.mark.parametrize(("strategy", "method", "tolerance"), SHARED)
-def test_two_gpus_compute_what_one_does_on_the_same_rows(
-    runs: Runs, strategy: str, method: dict[str, Any], tolerance: float
-) -> None:
+def test_two_gpus_compute_the_losses_of_one(runs: Runs, strategy: str, method: dict[str, Any], tolerance: float) -> None:
     """Their gradients travel over NCCL, and between stages what one computes for the next."""
     trained = f"{method.get('method', 'lora')}-{method.get('dtype', method.get('base_dtype', 'float32'))}"
     both = on_gpus(2, strategy) | ({"gradient_accumulation": 2} if strategy == "pipeline" else {})
@@ -195,9 +193,7 @@ def test_two_gpus_compute_what_one_does_on_the_same_rows(
         ("deepspeed_zero3", HALF),
     ],
 )
-def test_a_run_on_two_gpus_whose_process_is_killed_ends_as_if_nobody_had(
-    runs: Runs, strategy: str, method: dict[str, Any]
-) -> None:
+def test_killed_run_on_two_gpus_ends_bit_identical(runs: Runs, strategy: str, method: dict[str, Any]) -> None:
     """With the random numbers of both."""
     name = f"gpu-{strategy}-{method.get('method', 'lora')}"
     settings = {"max_steps": 12, "batch_size": 2, **method, **on_gpus(2, strategy)}
@@ -249,7 +245,7 @@ def on_one_gpu(runs: Runs, name: str, job: Job, tmp_path: Path, kill_after: int 
         ("deepspeed_zero3", HALF, 2e-2),
     ],
 )
-def test_two_nodes_on_one_gpu_compute_what_one_does_and_lose_nothing(
+def test_two_nodes_on_one_gpu_match_one_and_survive_a_kill(
     runs: Runs, tmp_path: Path, strategy: str, method: dict[str, Any], tolerance: float
 ) -> None:
     """Their gradients travel over NCCL, and between stages what one computes for the next. One is killed in between."""
@@ -273,7 +269,7 @@ def test_two_nodes_on_one_gpu_compute_what_one_does_and_lose_nothing(
     }
 
 
-def test_memory_that_runs_out_on_one_of_two_gpus_ends_the_wait_of_the_other(
+def test_out_of_memory_on_one_of_two_gpus_stops_the_other(
     runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install("lopsided", LOPSIDED, tmp_path, monkeypatch)
@@ -281,7 +277,7 @@ def test_memory_that_runs_out_on_one_of_two_gpus_ends_the_wait_of_the_other(
     assert facts(short).incidents == (OutOfMemory(step=1, batch_size=2, gradient_accumulation=2, after=0),)
 
 
-def test_random_numbers_go_on_on_another_gpu(tmp_path: Path) -> None:
+def test_random_state_is_restored_on_another_gpu(tmp_path: Path) -> None:
     """A process may have another one where its run goes on, among more or fewer."""
     on_gpus(2)
     with torch.cuda.device(0):
@@ -332,7 +328,7 @@ def attended(
     ],
     ids=str,
 )
-def test_attention_that_reads_no_mask_sees_what_attention_with_one_does(config: dict[str, Any]) -> None:
+def test_maskless_attention_equals_masked_attention_on_gpu(config: dict[str, Any]) -> None:
     on_gpus(1)
     rows = [[50, 14, 64], [128], [1, 1, 100, 26]]
     positions = torch.stack([torch.cat([torch.arange(length) for length in lengths]) for lengths in rows])
@@ -347,7 +343,7 @@ def test_attention_that_reads_no_mask_sees_what_attention_with_one_does(config: 
 
 
 @pytest.mark.parametrize("method", [LORA, {"method": "full", "dtype": "bfloat16"}, LORA | {"objective": "dpo"}], ids=str)
-def test_the_gpu_is_not_waited_for_within_a_step(place: Place, tmp_path: Path, method: dict[str, Any]) -> None:
+def test_step_does_not_synchronize_with_the_gpu(place: Place, tmp_path: Path, method: dict[str, Any]) -> None:
     on_gpus(1)
     trainer = trainer_of(place, tmp_path, **method)
     rows = [trainer.train_dataset[row] for row in range(4)]

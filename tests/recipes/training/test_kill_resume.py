@@ -70,7 +70,7 @@ def settings_of(strategy: str, method: str, objective: str) -> dict[str, Any]:
     return settings | {"distributed": shape(strategy, 2)}
 
 
-def test_what_is_not_in_the_table_is_refused(place: Place) -> None:
+def test_combinations_outside_the_table_are_refused(place: Place) -> None:
     everything = product(STRATEGIES, METHODS, OBJECTIVES)
     recipes = {each: place.recipe.changed(settings_of(*each)) for each in everything}
     assert [each for each, recipe in recipes.items() if find_contradiction(recipe, None) is None] == TABLE
@@ -86,9 +86,7 @@ def test_what_is_not_in_the_table_is_refused(place: Place) -> None:
         for method in methods
     ],
 )
-def test_a_run_that_is_killed_ends_as_if_nobody_had(
-    place: Place, started: Forks, tmp_path: Path, strategy: str, method: str
-) -> None:
+def test_killed_run_ends_bit_identical(place: Place, started: Forks, tmp_path: Path, strategy: str, method: str) -> None:
     """With one of the objectives, which differ in their loss alone: each with each took CI ten minutes."""
     seed = random.randrange(1 << 32)
     chance = random.Random(seed)

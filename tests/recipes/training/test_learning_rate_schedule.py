@@ -17,7 +17,7 @@ LEFT = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheduler", LEFT)
-def test_it_warms_up_and_follows_its_schedule_also_after_a_kill(place: Place, tmp_path: Path, scheduler: str) -> None:
+def test_learning_rate_follows_warmup_and_schedule_across_a_kill(place: Place, tmp_path: Path, scheduler: str) -> None:
     """The rate of each step as it was logged, against the formula; the last steps are done anew, by another attempt."""
     work = tmp_path / scheduler
     changed = {"lr_scheduler": scheduler, "learning_rate": RATE, "warmup_ratio": WARM / STEPS, "eval_steps": None}

@@ -43,7 +43,7 @@ def computed(model: Any, x: torch.Tensor) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize(("dtype", "within"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02)], ids=str)
-def test_it_computes_what_peft_does(dtype: torch.dtype, within: float, dropout: float) -> None:
+def test_lora_computing_in_input_dtype_matches_peft(dtype: torch.dtype, within: float, dropout: float) -> None:
     x = torch.randn(2, 5, IN, generator=torch.Generator().manual_seed(2)).to(dtype)
     expected = computed(adapted(dtype, dropout), x)
     model = adapted(dtype, dropout)
@@ -55,7 +55,7 @@ def test_it_computes_what_peft_does(dtype: torch.dtype, within: float, dropout: 
     assert found[1].dtype is torch.float32, "what is trained is in float32"
 
 
-def test_an_adapter_beside_bfloat16_does_so_and_no_other(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lora_computes_in_input_dtype_only_for_bfloat16(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = TinyTraining(tmp_path)
 
     def copies(base_dtype: str) -> bool:

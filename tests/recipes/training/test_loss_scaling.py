@@ -42,7 +42,7 @@ def gradients(tiny: TinyTraining, scale: float, **changed: Any) -> torch.Tensor:
     return torch.cat([weight.grad.flatten() for weight in model.parameters() if weight.requires_grad])
 
 
-def test_gradients_that_float16_does_not_know_arrive(tiny: TinyTraining, float16: None) -> None:
+def test_loss_scaling_preserves_gradients_below_float16_range(tiny: TinyTraining, float16: None) -> None:
     expected = gradients(tiny, 1.0)
     lost = gradients(tiny, 1.0, base_dtype="float16")
     found = gradients(tiny, float(TOKENS), base_dtype="float16")
@@ -50,11 +50,11 @@ def test_gradients_that_float16_does_not_know_arrive(tiny: TinyTraining, float16
     assert torch.linalg.norm(found - expected) < 0.01 * torch.linalg.norm(expected)
 
 
-def test_a_scale_changes_no_digit_where_nothing_is_lost(tiny: TinyTraining) -> None:
+def test_loss_scaling_is_exact_without_underflow(tiny: TinyTraining) -> None:
     assert torch.equal(gradients(tiny, 1.0), gradients(tiny, 1024.0))
 
 
-def test_it_is_as_large_as_a_step(tiny: TinyTraining, float16: None) -> None:
+def test_loss_scale_depends_on_tokens_per_step(tiny: TinyTraining, float16: None) -> None:
     half = LORA | {"base_dtype": "float16"}
     assert loss_scale(tiny.recipe(**half)) == 256  # 2 rows of 64 tokens, twice
     assert loss_scale(tiny.recipe(**half, objective="orpo")) == 4
@@ -62,6 +62,6 @@ def test_it_is_as_large_as_a_step(tiny: TinyTraining, float16: None) -> None:
 
 
 @pytest.mark.requirement("H7")
-def test_a_run_in_float16_learns_what_one_in_float32_does(tiny: TinyTraining, float16: None) -> None:
+def test_float16_run_matches_float32_losses(tiny: TinyTraining, float16: None) -> None:
     exact, half = (tiny.train(dtype, **LORA | {"base_dtype": dtype}) for dtype in ("float32", "float16"))
     assert list(half.facts["losses"].values()) == pytest.approx(list(exact.facts["losses"].values()), rel=0.01)

@@ -74,7 +74,7 @@ def trained(tiny: TinyTraining, recipe: Recipe, seed: int) -> Any:
 
 
 @pytest.mark.parametrize("method", [LORA, FULL])
-def test_the_loss_of_dpo_is_that_of_the_paper(tiny: TinyTraining, method: dict[str, Any]) -> None:
+def test_dpo_loss_equals_the_formula_of_the_paper(tiny: TinyTraining, method: dict[str, Any]) -> None:
     recipe = tiny.recipe(**method, objective="dpo", beta=0.3)
     objective = make_objective(recipe)
     objective.begin(load_model(tiny.model, recipe))
@@ -102,7 +102,7 @@ def test_the_loss_of_dpo_is_that_of_the_paper(tiny: TinyTraining, method: dict[s
     assert all(tensor.grad is not None for tensor in model.parameters() if tensor.requires_grad)
 
 
-def test_the_reference_of_an_adapter_drops_nothing_out(tiny: TinyTraining) -> None:
+def test_dpo_reference_is_computed_without_dropout(tiny: TinyTraining) -> None:
     """Of a base such as GPT-2 or Phi-2, which do in training: it was another one for each micro-batch."""
     recipe = tiny.recipe(**LORA, objective="dpo")
     model = load_model(tiny.model, recipe)
@@ -117,7 +117,7 @@ def test_the_reference_of_an_adapter_drops_nothing_out(tiny: TinyTraining) -> No
     assert model.training
 
 
-def test_the_loss_of_orpo_is_that_of_the_paper(tiny: TinyTraining) -> None:
+def test_orpo_loss_equals_the_formula_of_the_paper(tiny: TinyTraining) -> None:
     recipe = tiny.recipe(**LORA, objective="orpo", beta=0.25)
     model = trained(tiny, recipe, seed=4)
     pairs = pairs_of(tiny, recipe)
@@ -133,7 +133,7 @@ def test_the_loss_of_orpo_is_that_of_the_paper(tiny: TinyTraining) -> None:
     assert float(found.value) == pytest.approx(-likelihood - 0.25 * ratio, rel=1e-4)
 
 
-def test_an_answer_that_is_certain_has_odds_and_a_slope() -> None:
+def test_log_odds_of_a_certain_answer_are_finite_with_finite_gradient() -> None:
     certain = torch.tensor([0.0, -0.5], requires_grad=True)
     odds = compute_log_odds(certain)
     odds.sum().backward()
@@ -142,7 +142,7 @@ def test_an_answer_that_is_certain_has_odds_and_a_slope() -> None:
 
 
 @pytest.mark.parametrize("objective", ["dpo", "orpo"])
-def test_what_pairs_cost_is_the_same_in_every_micro_batch(tiny: TinyTraining, objective: str) -> None:
+def test_preference_loss_is_independent_of_micro_batch_size(tiny: TinyTraining, objective: str) -> None:
     """Also in a step that is done in smaller parts, because memory ran out."""
     recipe = tiny.recipe(**LORA, objective=objective)
     made = make_objective(recipe)
@@ -158,7 +158,7 @@ def test_what_pairs_cost_is_the_same_in_every_micro_batch(tiny: TinyTraining, ob
 @pytest.mark.parametrize(
     ("objective", "method"), [("dpo", SHORT), ("dpo", FULL | {"dtype": "bfloat16", "max_steps": 4}), ("orpo", SHORT)]
 )
-def test_preferences_are_learned_and_resumed_to_the_same_bytes(
+def test_preference_training_learns_and_resumes_bit_for_bit(
     tiny: TinyTraining, objective: str, method: dict[str, Any]
 ) -> None:
     name = f"{objective}-{method['method']}"
@@ -186,7 +186,9 @@ def test_other_layouts_train_and_are_scored(
     assert scores["tuned"]["loss"] < scores["base"]["loss"]
 
 
-def test_records_that_an_objective_cannot_read_are_refused(tiny: TinyTraining, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_of_the_wrong_layout_for_an_objective_are_refused(
+    tiny: TinyTraining, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(BadConfiguration, match="is for preference training"):
         tiny.train("sft-of-pairs", **SHORT)
     monkeypatch.setattr(tiny, "splits", tiny.split("texts", TEXTS))
@@ -199,7 +201,7 @@ class Reversed(Sft):
 
 
 @pytest.mark.requirement("L7")
-def test_one_class_that_is_installed_is_an_objective(tiny: TinyTraining, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_class_is_usable_as_objective(tiny: TinyTraining, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="unknown objective: use sft, dpo, orpo"):
         tiny.recipe(**LORA, objective="reversed")
     found = EntryPoints([EntryPoint("reversed", f"{__name__}:Reversed", recipe_references.OBJECTIVES_GROUP)])
@@ -209,7 +211,7 @@ def test_one_class_that_is_installed_is_an_objective(tiny: TinyTraining, monkeyp
     assert isinstance(make_objective(tiny.recipe(**LORA, objective="reversed")), Reversed)
 
 
-def test_beta_is_of_preferences(tiny: TinyTraining) -> None:
+def test_beta_is_refused_for_non_preference_objectives(tiny: TinyTraining) -> None:
     with pytest.raises(ValueError, match="beta is a key of the preference objectives"):
         tiny.recipe(**LORA, beta=0.2)
     assert "beta" not in tiny.recipe(**LORA).model_dump()

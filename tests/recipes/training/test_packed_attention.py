@@ -42,12 +42,12 @@ def on_a_processor() -> Iterator[None]:
         ([[0, 0]], [0, 1, 2]),
     ],
 )
-def test_examples_end_where_positions_begin_anew_and_with_their_row(positions: list[list[int]], bounds: list[int]) -> None:
+def test_example_boundaries_follow_position_restarts_and_row_ends(positions: list[list[int]], bounds: list[int]) -> None:
     found = example_boundaries(torch.tensor(positions))
     assert found.tolist() == bounds and found.dtype is torch.int32
 
 
-def test_without_a_gpu_attention_reads_a_mask() -> None:
+def test_packed_attention_is_unsupported_without_a_gpu() -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     assert not supports_packed_attention(AutoConfig.for_model("llama"), torch.bfloat16)
@@ -84,9 +84,7 @@ def learned(model: Any, batch: dict[str, Any]) -> tuple[float, torch.Tensor]:
     ],
     ids=str,
 )
-def test_attention_that_reads_no_mask_computes_what_attention_with_one_does(
-    on_a_processor: None, config: dict[str, Any]
-) -> None:
+def test_maskless_attention_equals_masked_attention(on_a_processor: None, config: dict[str, Any]) -> None:
     batch = batch_of([[50, 14, 64], [128], [1, 1, 100, 26]])
     loss, gradient = learned(model_of(config, packed=False), batch)
     for given in (add_boundaries(batch), batch):  # as an objective of its own passes it on
@@ -95,7 +93,7 @@ def test_attention_that_reads_no_mask_computes_what_attention_with_one_does(
         assert float((found_gradient - gradient).norm() / gradient.norm()) < 1e-5
 
 
-def test_rows_of_one_example_each_are_seen_as_such(on_a_processor: None) -> None:
+def test_rows_of_one_example_each_work_without_position_ids(on_a_processor: None) -> None:
     batch = batch_of([[20], [20]])
     del batch["position_ids"]
     loss, _ = learned(model_of({"model_type": "llama"}, packed=False), batch)
@@ -103,7 +101,7 @@ def test_rows_of_one_example_each_are_seen_as_such(on_a_processor: None) -> None
     assert found == pytest.approx(loss, rel=1e-6)
 
 
-def test_a_block_is_one_program_for_any_number_of_examples(on_a_processor: None) -> None:
+def test_compiled_block_is_reused_for_any_number_of_examples(on_a_processor: None) -> None:
     torch.compiler.reset()
     model = model_of({"model_type": "llama", "num_hidden_layers": 1}, packed=True)
     programs = CompileCounter()

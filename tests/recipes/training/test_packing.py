@@ -111,12 +111,12 @@ def trainer(folder: Path, recipe: Recipe, rows: Sequence[PackedRow], work: Path)
     )
 
 
-def test_the_examples_really_share_rows(examples: list[Example]) -> None:
+def test_packed_fixture_has_several_examples_per_row(examples: list[Example]) -> None:
     rows = pack_examples(examples, LENGTH, PADDING)
     assert 1 < len(rows) < len(examples)  # else the equalities below would prove nothing
 
 
-def test_the_training_loss_of_packed_rows_is_that_of_the_examples_one_by_one(
+def test_training_loss_of_packed_rows_equals_unpacked_examples(
     folder: Path, recipe: Recipe, examples: list[Example], alone: tuple[float, int], tmp_path: Path
 ) -> None:
     total, count = alone
@@ -129,7 +129,7 @@ def test_the_training_loss_of_packed_rows_is_that_of_the_examples_one_by_one(
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 100])
-def test_the_validation_loss_while_training_is_that_of_the_examples_one_by_one(
+def test_validation_loss_during_training_equals_unpacked_examples(
     folder: Path, recipe: Recipe, examples: list[Example], alone: tuple[float, int], tmp_path: Path, batch: int
 ) -> None:
     """In rows with unequally many answer tokens, however many of them are read at once."""
@@ -140,7 +140,7 @@ def test_the_validation_loss_while_training_is_that_of_the_examples_one_by_one(
 
 
 @pytest.mark.requirement("M6")
-def test_the_mean_loss_of_an_evaluation_is_that_of_the_examples_one_by_one(
+def test_evaluation_loss_equals_unpacked_examples(
     folder: Path, tokenizer: PreTrainedTokenizerBase, recipe: Recipe, alone: tuple[float, int]
 ) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -184,7 +184,7 @@ def test_every_example_is_in_exactly_one_row_and_no_row_overflows(items: list[in
 
 
 @given(lengths, st.integers(32, 64))
-def test_equal_lengths_pack_equally(items: list[int], capacity: int) -> None:
+def test_packing_is_deterministic_and_leaves_at_most_one_half_empty_row(items: list[int], capacity: int) -> None:
     assert first_fit(items, capacity) == first_fit(tuple(items), capacity)
     # No two rows are both at most half full: packing packs.
     half_empty = [chosen for chosen in first_fit(items, capacity) if 2 * sum(items[i] for i in chosen) <= capacity]

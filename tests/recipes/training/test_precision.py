@@ -24,11 +24,11 @@ ARM = "processor : 0\nFeatures\t: fp asimd fphp asimdhp bf16\n"
         ("float32", "", True),
     ],
 )
-def test_a_type_needs_instructions(wanted: str, cpuinfo: str, has: bool) -> None:
+def test_cpu_dtype_support_is_read_from_cpuinfo(wanted: str, cpuinfo: str, has: bool) -> None:
     assert cpu_supports_dtype(wanted, cpuinfo) is has
 
 
-def test_what_the_processor_lacks_is_computed_in_float32_and_said(
+def test_unsupported_cpu_dtype_falls_back_to_float32_with_a_log_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(precision, "cpu_supports_dtype", lambda wanted, cpuinfo: wanted == "float32")
@@ -41,7 +41,7 @@ def test_what_the_processor_lacks_is_computed_in_float32_and_said(
 
 @pytest.mark.parametrize(("device", "dtype"), [("cpu", torch.float32), ("cuda", torch.bfloat16)])
 @pytest.mark.parametrize("has_gpu", [False, True])
-def test_it_is_the_device_that_computes_whose_instructions_count(
+def test_compute_dtype_depends_on_the_selected_device(
     monkeypatch: pytest.MonkeyPatch, device: str, dtype: torch.dtype, has_gpu: bool
 ) -> None:
     """A processor beside a GPU has no more instructions than another."""

@@ -49,7 +49,7 @@ def rows_of(place: Place, prepared: Result) -> Any:
 
 
 @pytest.mark.slow
-def test_prepared_rows_are_those_of_the_records_bit_for_bit(rows_of: Any) -> None:
+def test_prepared_rows_equal_tokenized_records_bit_for_bit(rows_of: Any) -> None:
     prepared = rows_of(recipe())
     examples = encode_examples(make_tokenizer(), read_records(rows_of.folder), None, LENGTH)
     tokenized = pack_examples(examples, LENGTH, padding=0)
@@ -60,9 +60,7 @@ def test_prepared_rows_are_those_of_the_records_bit_for_bit(rows_of: Any) -> Non
         assert all(torch.equal(prepared[index][name], tensor) for name, tensor in vars(row).items())
 
 
-def test_the_log_says_what_is_cut_and_left_out_where_rows_are_packed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_log_reports_truncated_and_skipped_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of a preparation that cut some itself, and of the same records as they are."""
     place = Place(tmp_path, questions(300))
     result = place.prepare({"tokenize": place.tokenize(max_length=80)})
@@ -107,7 +105,7 @@ def test_rows_too_short_for_any_answer_are_refused(rows_of: Any) -> None:
         rows_of(recipe(sequence_length=8))
 
 
-def test_the_split_says_how_it_was_made(place: Place, prepared: Result) -> None:
+def test_split_manifest_records_its_parameters(place: Place, prepared: Result) -> None:
     facts = place.store.manifest(prepared.artifacts["train"]).facts
     parameters = PrepareParameters.model_validate(facts["parameters"])
     assert parameters.tokenize is not None

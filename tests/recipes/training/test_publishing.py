@@ -72,7 +72,7 @@ def trained(base: Path) -> Any:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_files_are_those_of_the_model_in_one_process(base: Path, trained: Any, tmp_path: Path, dtype: str) -> None:
+def test_published_sharded_weights_equal_those_of_one_process(base: Path, trained: Any, tmp_path: Path, dtype: str) -> None:
     checkpoint = (4, spread(trained, tmp_path / "checkpoint"))
     (tmp_path / "spread").mkdir()
     (tmp_path / "spread" / "model-00009-of-00009.safetensors").write_text("of a process that was killed")
@@ -83,7 +83,7 @@ def test_the_files_are_those_of_the_model_in_one_process(base: Path, trained: An
     assert json.loads(written["config.json"])["dtype"] == dtype
 
 
-def test_whoever_generates_finds_the_cache_as_the_base_has_it(base: Path, tmp_path: Path) -> None:
+def test_published_config_keeps_use_cache_of_the_base_model(base: Path, tmp_path: Path) -> None:
     model = load_whole_model(base, full("bfloat16"), None)
     model.config.use_cache = False  # as the library's trainer leaves it
     for name, stated in (("silent", {}), ("on", {"use_cache": True}), ("off", {"use_cache": False})):
@@ -94,7 +94,7 @@ def test_whoever_generates_finds_the_cache_as_the_base_has_it(base: Path, tmp_pa
         assert json.loads((tmp_path / name / "config.json").read_text())["use_cache"] is (name != "off")
 
 
-def test_a_model_of_many_files_is_split_as_transformers_splits_it(tmp_path: Path) -> None:
+def test_published_weights_are_split_into_files_like_transformers(tmp_path: Path) -> None:
     """Of twelve layers: the tenth comes before the second where names are sorted as texts, and behind it in the model."""
     sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64}
     sizes |= {"num_attention_heads": 2, "num_key_value_heads": 2}
@@ -110,7 +110,7 @@ def test_a_model_of_many_files_is_split_as_transformers_splits_it(tmp_path: Path
     assert len(expected) > 3 and contents(tmp_path / "spread") == expected
 
 
-def test_a_model_whose_files_name_other_tensors_is_left_in_their_form(tmp_path: Path) -> None:
+def test_published_weights_keep_the_tensor_names_of_the_base_files(tmp_path: Path) -> None:
     """Of experts that lie in the files one by one, and are one tensor of the model."""
     sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_local_experts": 4}
     sizes |= {"num_attention_heads": 2, "num_key_value_heads": 2}
@@ -128,7 +128,7 @@ def test_a_model_whose_files_name_other_tensors_is_left_in_their_form(tmp_path: 
     assert contents(tmp_path / "spread")["model.safetensors"] == contents(tmp_path / "whole")["model.safetensors"]
 
 
-def test_a_model_that_is_a_part_of_the_published_one_is_completed(base: Path, trained: Any, tmp_path: Path) -> None:
+def test_published_model_is_completed_when_base_files_hold_only_a_part(base: Path, trained: Any, tmp_path: Path) -> None:
     """Its files name tensors as that part does. Also where a checkpoint has each weight as one row of numbers."""
     part = shutil.copytree(base, tmp_path / "part")
     tensors = load_file(base / "model.safetensors")
@@ -143,7 +143,7 @@ def test_a_model_that_is_a_part_of_the_published_one_is_completed(base: Path, tr
 
 
 @pytest.mark.slow
-def test_writing_240_megabytes_of_weights_takes_less_than_100(tmp_path: Path) -> None:
+def test_publishing_240_mb_of_weights_takes_less_than_100_mb_of_memory(tmp_path: Path) -> None:
     tokenizer = make_tokenizer()
     config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=1024, intermediate_size=4096, num_hidden_layers=4, tie_word_embeddings=True

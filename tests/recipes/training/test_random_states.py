@@ -17,7 +17,7 @@ def drawn() -> tuple[float, float, float]:
 
 
 @pytest.mark.requirement("I2")
-def test_what_is_drawn_after_a_file_was_read_is_what_was_drawn_after_it_was_written(tmp_path: Path) -> None:
+def test_random_states_round_trip_through_a_file(tmp_path: Path) -> None:
     RandomStates.capture().save(tmp_path / "states.safetensors")
     expected = drawn()
     assert drawn() != expected
@@ -26,7 +26,7 @@ def test_what_is_drawn_after_a_file_was_read_is_what_was_drawn_after_it_was_writ
 
 
 @pytest.mark.parametrize("of_gpus", [{}, {"cuda": torch.zeros(16, dtype=torch.uint8)}, {"cuda": []}], ids=str)
-def test_checkpoints_from_before_are_read(of_gpus: dict[str, Any], tmp_path: Path) -> None:
+def test_random_states_of_older_checkpoints_are_read(of_gpus: dict[str, Any], tmp_path: Path) -> None:
     """As transformers writes them: without a GPU, of one process, and of several."""
     states = {"python": random.getstate(), "numpy": np.random.get_state(), "cpu": torch.get_rng_state()}
     torch.save(states | of_gpus, tmp_path / "states.pth")
@@ -48,14 +48,14 @@ class Harm:
 
 
 @pytest.mark.requirement("Z30")
-def test_a_file_of_somebody_else_runs_nothing(tmp_path: Path) -> None:
+def test_untrusted_random_state_pickle_is_refused(tmp_path: Path) -> None:
     torch.save({"python": Harm(tmp_path / "harm")}, tmp_path / "states.pth")
     with pytest.raises(pickle.UnpicklingError):
         RandomStates.load(tmp_path / "states.pth")
     assert not (tmp_path / "harm").exists()
 
 
-def test_a_seed_that_was_added_up_is_one_that_numpy_takes() -> None:
+def test_summed_seed_is_wrapped_to_numpy_range() -> None:
     """And the same one where it could be taken as it is."""
     assert [wrap_seed(seed) for seed in (0, 2**32 - 1, 2**32, 2**33 + 7)] == [0, 2**32 - 1, 0, 7]
     np.random.RandomState(wrap_seed(2**32 - 1))

@@ -47,7 +47,7 @@ def rows_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return rows
 
 
-def test_rows_are_those_of_all_records_at_once_bit_for_bit(rows_of: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_streamed_rows_equal_rows_of_all_records_bit_for_bit(rows_of: Any, capsys: pytest.CaptureFixture[str]) -> None:
     found = rows_of([*RECORDS[:79], PROMPTS_ALONE, TOO_LONG])
     told = capsys.readouterr().out.splitlines()
     examples = encode_examples(make_tokenizer(), read_records(rows_of.folder), None, LENGTH)
@@ -78,6 +78,6 @@ def test_neither_records_nor_tokens_are_held_in_memory(rows_of: Any) -> None:
 @pytest.mark.parametrize(
     ("records", "told"), [([], "it has no records"), ([PROMPTS_ALONE], "no answer fits into")], ids=["none", "too-long"]
 )
-def test_a_split_of_which_nothing_can_be_learned_is_refused(rows_of: Any, records: list[Any], told: str) -> None:
+def test_split_with_nothing_to_learn_is_refused(rows_of: Any, records: list[Any], told: str) -> None:
     with pytest.raises(BadConfiguration, match=told):
         rows_of(records)

@@ -91,13 +91,13 @@ def limited(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED"), False),
     ],
 )
-def test_memory_that_ran_out_is_known_by_each_library_s_words(error: Exception, expected: bool) -> None:
+def test_out_of_memory_errors_of_each_library_are_recognized(error: Exception, expected: bool) -> None:
     assert is_out_of_memory(error) is expected
 
 
 @pytest.mark.requirement("Y6")
 @pytest.mark.slow
-def test_a_step_that_does_not_fit_is_done_in_smaller_parts_on_the_same_samples(
+def test_out_of_memory_step_is_repeated_in_smaller_micro_batches_on_same_samples(
     place: Place, tmp_path: Path, consumed: list[list[int]], request: pytest.FixtureRequest
 ) -> None:
     expected = facts(place.train(tmp_path / "enough"))
@@ -118,7 +118,7 @@ def test_a_step_that_does_not_fit_is_done_in_smaller_parts_on_the_same_samples(
 
 
 @pytest.mark.slow
-def test_what_does_not_fit_one_by_one_is_refused_with_what_to_do(place: Place, tmp_path: Path, limited: None) -> None:
+def test_out_of_memory_with_batch_size_one_is_refused_with_advice(place: Place, tmp_path: Path, limited: None) -> None:
     odd = {"batch_size": 3, "gradient_accumulation": 1, "max_steps": 5}
     with pytest.raises(Restart, match="batch_size 1 and gradient_accumulation 3"):
         place.train(tmp_path / "odd", **odd)
@@ -129,7 +129,7 @@ def test_what_does_not_fit_one_by_one_is_refused_with_what_to_do(place: Place, t
 
 @pytest.mark.requirement("Y6")
 @pytest.mark.slow
-def test_a_run_that_the_kernel_ended_goes_on_in_smaller_parts_while_there_are_any(place: Place, tmp_path: Path) -> None:
+def test_run_killed_by_oom_killer_resumes_with_smaller_micro_batches(place: Place, tmp_path: Path) -> None:
     work = tmp_path / "ended"
     place.train(work, max_steps=2)
     for batch, accumulation in ((2, 2), (1, 4), (1, 4)):
@@ -165,7 +165,7 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "load_model", strictly)
 
 
-def test_an_operation_that_is_never_the_same_is_found_out_and_the_run_goes_on_with_it(
+def test_nondeterministic_operation_is_recorded_and_run_continues_with_it(
     place: Place, tmp_path: Path, refused: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     work = tmp_path / "refused"
@@ -193,7 +193,7 @@ def not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_whose_blocks_cannot_be_compiled_goes_on_without(
+def test_run_continues_uncompiled_after_a_compiler_failure(
     place: Place, tmp_path: Path, not_compiled: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Seen of Triton 3.6, in float16 with dropout and recomputed activations."""
@@ -206,7 +206,7 @@ def test_a_run_whose_blocks_cannot_be_compiled_goes_on_without(
     assert found.incidents[0].message in capsys.readouterr().out
 
 
-def test_memory_that_a_compiler_runs_out_of_is_memory_all_the_same(place: Place, tmp_path: Path) -> None:
+def test_out_of_memory_inside_the_compiler_counts_as_out_of_memory(place: Place, tmp_path: Path) -> None:
     error = InductorError(RuntimeError("CUDA out of memory"), currentframe())
     uri = CHECKPOINTS.format(tmp_path.name)
     assert "did not fit into memory" in str(recover_from_error(error, RecoveryLog(), place.store, uri, place.recipe, 1))
@@ -217,7 +217,9 @@ def test_memory_that_a_compiler_runs_out_of_is_memory_all_the_same(place: Place,
     assert recover_from_error(other, known, place.store, uri, place.recipe, 2) is None, "nothing is compiled any more"
 
 
-def test_on_a_gpu_what_has_a_form_that_computes_the_same_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deterministic_algorithms_are_enforced_on_gpu_until_nondeterminism_is_allowed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """With `warn_only`, the backward pass of attention does not."""
     told: list[tuple[bool, bool]] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -235,7 +237,7 @@ def test_on_a_gpu_what_has_a_form_that_computes_the_same_takes_it(monkeypatch: p
 
 
 @pytest.mark.slow
-def test_a_diverged_run_goes_on_without_the_bad_samples_and_resumes_bit_for_bit(
+def test_diverged_run_skips_bad_samples_and_resumes_bit_for_bit(
     place: Place, tmp_path: Path, poisoned: list[int], consumed: list[list[int]]
 ) -> None:
     work = tmp_path / "skip"
@@ -259,7 +261,7 @@ def test_a_diverged_run_goes_on_without_the_bad_samples_and_resumes_bit_for_bit(
 
 
 @pytest.mark.slow
-def test_what_it_did_on_other_samples_is_logged_once_whoever_is_killed_then(
+def test_metrics_of_repeated_steps_are_logged_once_despite_kills(
     place: Place, tmp_path: Path, poisoned: list[int], server: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The history has the bad steps as they were, and after them each step of the way that was gone on with."""
@@ -296,7 +298,7 @@ def test_what_it_did_on_other_samples_is_logged_once_whoever_is_killed_then(
 
 
 @pytest.mark.slow
-def test_a_machine_that_was_away_as_the_run_diverged_does_not_bring_back_what_it_was_healed_of(
+def test_machine_absent_during_a_divergence_does_not_restore_discarded_checkpoint(
     place: Place, tmp_path: Path, poisoned: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is the first of the next start, and the store's newest is older than its own."""
@@ -315,7 +317,7 @@ def test_a_machine_that_was_away_as_the_run_diverged_does_not_bring_back_what_it
     assert (found.resumed_from, len(found.losses), len(found.incidents)) == (2, 8, 1)
 
 
-def test_a_machine_beside_the_leader_forgets_what_is_spoilt(
+def test_non_leader_machine_discards_diverged_checkpoints(
     place: Place, tmp_path: Path, poisoned: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may lead by the next start. The store's are the leader's business."""
@@ -333,9 +335,7 @@ def test_a_machine_beside_the_leader_forgets_what_is_spoilt(
 
 
 @pytest.mark.requirement("I6")
-def test_a_run_that_goes_on_after_it_diverged_saves_oftener(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_saves_more_often_after_a_divergence(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every 1000 steps, every 500 of an unstable run; here, of each step."""
     monkeypatch.setattr(schema, "UNSTABLE_INTERVAL_STEPS", 1)
     for name, skipped, saved in (("was-ended", None, [3, 2]), ("unstable", (0, 4), [3, 2, 1])):
@@ -384,9 +384,7 @@ def climbing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "load_model", climbed)
 
 
-def test_until_it_is_certain_that_a_run_diverges_a_good_checkpoint_stays(
-    place: Place, tmp_path: Path, climbing: None
-) -> None:
+def test_last_good_checkpoint_is_kept_while_divergence_is_suspected(place: Place, tmp_path: Path, climbing: None) -> None:
     """More are saved while its loss is above the band than are kept: all were bad, and the run had nothing to go back to."""
     work, policy = tmp_path / "climbing", {"divergence": {"patience": 9}, "max_steps": 40, "eval_steps": None}
     (incident,) = facts(place.train(work, **policy)).incidents
@@ -395,7 +393,7 @@ def test_until_it_is_certain_that_a_run_diverges_a_good_checkpoint_stays(
     assert place.checkpoints(work).local_steps() == place.checkpoints(work).stored_steps() == [22]
 
 
-def test_one_that_diverges_before_its_first_checkpoint_leaves_what_it_has_for_the_gate(place: Place, tmp_path: Path) -> None:
+def test_divergence_before_the_first_checkpoint_still_publishes_a_result(place: Place, tmp_path: Path) -> None:
     """An absurd learning rate: there is a result, so that its version is registered, and quarantined with the reason."""
     result = place.train(tmp_path / "absurd", learning_rate=1e30, eval_steps=None)
     found = facts(result)
@@ -405,7 +403,7 @@ def test_one_that_diverges_before_its_first_checkpoint_leaves_what_it_has_for_th
     assert place.checkpoints(tmp_path / "absurd").stored_steps() == []
 
 
-def test_the_best_weights_are_published_where_the_recipe_says_so(place: Place, tmp_path: Path) -> None:
+def test_best_weights_are_published_with_publish_best(place: Place, tmp_path: Path) -> None:
     """It learns nothing that float32 could show: of equal losses the first is the best."""
     result = place.train(tmp_path / "best", publish="best", learning_rate=1e-15)
     found = facts(result)
@@ -414,7 +412,7 @@ def test_the_best_weights_are_published_where_the_recipe_says_so(place: Place, t
     assert (tmp_path / "best" / "adapter" / "adapter_model.safetensors").read_bytes() == best.read_bytes()
 
 
-def test_checkpoints_make_room_for_the_weights_that_are_published_and_not_the_one_that_has_them(
+def test_publishing_frees_disk_space_but_keeps_the_published_checkpoint(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a disk that they filled, a run of many hours ended at its last line."""
@@ -431,7 +429,7 @@ def test_checkpoints_make_room_for_the_weights_that_are_published_and_not_the_on
 
 
 @pytest.mark.parametrize("objective", ["sft", "dpo"])
-def test_a_split_without_records_is_named(
+def test_empty_validation_split_is_refused(
     place: Place, tmp_path: Path, objective: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "empty").mkdir()
@@ -442,7 +440,7 @@ def test_a_split_without_records_is_named(
         place.train(tmp_path / "empty-run", objective=objective)
 
 
-def test_another_effective_batch_is_refused_since_its_steps_see_other_samples(place: Place, tmp_path: Path) -> None:
+def test_changed_effective_batch_is_refused_on_resume(place: Place, tmp_path: Path) -> None:
     place.train(tmp_path / "other", max_steps=2)
     with pytest.raises(
         BadConfiguration, match="checkpoint 2 has seen 8 of the samples, and with this recipe it would have seen 16"

@@ -30,7 +30,7 @@ def test_a_micro_batch_is_halved_three_times_and_no_more(place: Place) -> None:
     assert read_recovery_log(place.store, uri) == known
 
 
-def test_the_third_time_too_all_processes_may_run_out_of_memory_at_once(place: Place) -> None:
+def test_simultaneous_out_of_memory_of_all_processes_counts_once(place: Place) -> None:
     """The second to say so was told that it had been made smaller too often, and the run ended as one that cannot be run."""
     uri = CHECKPOINTS.format("at-once")
     recipe = place.recipe.changed({"batch_size": 16, "gradient_accumulation": 1})
@@ -64,7 +64,7 @@ def test_samples_are_skipped_three_times_and_then_a_divergence_ends_the_run(plac
     ("action", "own", "diverged", "back_to"),
     [("stop", (), 6, 4), ("stop", (6,), 7, 4), ("skip", (6,), 7, 4), ("skip", (6, 8), 9, 6), ("skip", (), 5, None)],
 )
-def test_one_that_was_sent_back_goes_back_no_further_whether_or_not_it_was_killed_on_its_way(
+def test_diverged_run_does_not_roll_back_past_its_rewind_step(
     place: Place, tmp_path: Path, action: str, own: tuple[int, ...], diverged: int, back_to: int | None
 ) -> None:
     """Killed after its first checkpoint, it left the weights that had diverged, or said that it began anew, and did not.
@@ -90,7 +90,7 @@ def test_one_that_was_sent_back_goes_back_no_further_whether_or_not_it_was_kille
     assert (incident.rolled_back_to, incident.skipped is not None) == (back_to, action == "skip" and back_to is not None)
 
 
-def test_the_kinds_are_counted_apart(place: Place) -> None:
+def test_recovery_limits_are_counted_per_kind(place: Place) -> None:
     """Three divergences leave a run its three smaller micro-batches."""
     uri = CHECKPOINTS.format("of-both-kinds")
     for step in (10, 20, 30):

@@ -52,7 +52,7 @@ def examples_of_steps(tiny: TinyTraining, recipe: Recipe) -> Iterator[list[tuple
         yield step
 
 
-def test_a_run_is_what_the_loop_computes_that_is_written_out(
+def test_run_matches_hand_written_training_loop(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny = TinyTraining(tmp_path_factory.mktemp("numbers"), RECORDS)

@@ -13,7 +13,7 @@ from recipes.training.parallel.process_group import join_process_group
 from tests.recipes.training.training_workspace import Place
 
 
-def test_rows_longer_than_the_base_model_has_positions_are_refused_before_its_weights_are_loaded(
+def test_sequence_longer_than_model_positions_is_refused_before_loading(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(program, "load_model")
@@ -21,7 +21,7 @@ def test_rows_longer_than_the_base_model_has_positions_are_refused_before_its_we
         place.train(tmp_path / "long", sequence_length=513)
 
 
-def test_gpus_that_torch_was_not_built_for_are_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_without_cuda_build_of_torch_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "0000:01:00.0").mkdir()
     (tmp_path / "0000:01:00.0" / "information").write_text("Model: \t NVIDIA A100-SXM4-80GB\n")
     begun: list[str] = []

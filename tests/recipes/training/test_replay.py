@@ -12,7 +12,7 @@ from tests.recipes.training.training_workspace import Place, facts, stop_after, 
 
 
 @pytest.mark.slow
-def test_a_run_is_repeated_with_the_smaller_parts_that_it_took_from_some_step_on(place: Place, tmp_path: Path) -> None:
+def test_replay_repeats_smaller_micro_batches_from_their_step_on(place: Place, tmp_path: Path) -> None:
     """Sums in other parts are other sums: only with those does the same come out, bit for bit.
 
     No checkpoint is due there by the way.
@@ -43,7 +43,7 @@ def test_a_run_is_repeated_with_the_smaller_parts_that_it_took_from_some_step_on
 @pytest.mark.requirement("Y11")
 @pytest.mark.slow
 @pytest.mark.parametrize("first", ["diverged", "out_of_memory"])
-def test_what_is_left_of_a_run_that_went_back_and_took_smaller_parts_is_repeated_bit_for_bit(
+def test_replay_of_rollback_and_smaller_micro_batches_is_bit_identical(
     place: Place, tmp_path: Path, poisoned: list[int], consumed: list[list[int]], first: str
 ) -> None:
     """Smaller parts after a way back begin later than the steps of that number did that were thrown away; smaller parts
@@ -80,7 +80,7 @@ def test_what_is_left_of_a_run_that_went_back_and_took_smaller_parts_is_repeated
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("stopped", "interval_steps"), [(3, 2), (None, 1)], ids=["saved-by-the-way", "not-saved-then"])
-def test_the_weights_that_a_diverged_run_went_back_to_are_those_that_its_repetition_leaves(
+def test_replay_of_a_diverged_run_ends_with_its_rolled_back_weights(
     place: Place, tmp_path: Path, poisoned: list[int], stopped: int | None, interval_steps: int
 ) -> None:
     """When a checkpoint is saved depends on the clock and on signals too."""

@@ -79,7 +79,7 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> list[ProcessGroup]:
     [({"hardware": {"gpus": 2}}, "add distributed"), ({"optimizer": "paged_adamw"}, "there is no GPU here")],
     ids=["what-is-missing", "what-the-machine-lacks"],
 )
-def test_what_cannot_be_trained_is_refused_before_anybody_is_joined(
+def test_untrainable_recipe_is_refused_before_joining_the_process_group(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], words: str
 ) -> None:
     monkeypatch.setattr(run_setup.torch.cuda, "is_available", lambda: False)
@@ -91,7 +91,7 @@ def test_what_cannot_be_trained_is_refused_before_anybody_is_joined(
 @pytest.mark.parametrize(
     ("strategy", "model_parallel_size", "is_pipelined"), [("ddp", 1, False), ("tensor", 2, False), ("pipeline", 4, True)]
 )
-def test_it_is_trained_by_as_many_as_there_are_and_each_knows_its_rows(
+def test_recipe_is_adapted_to_the_processes_present(
     place: Place, tmp_path: Path, joined: list[ProcessGroup], strategy: str, model_parallel_size: int, is_pipelined: bool
 ) -> None:
     joined.append(Several(0, 4, 4))
@@ -101,7 +101,7 @@ def test_it_is_trained_by_as_many_as_there_are_and_each_knows_its_rows(
     assert (course.group.model_parallel_size, course.group.is_pipelined) == (model_parallel_size, is_pipelined)
 
 
-def test_that_it_computes_in_another_type_than_the_recipe_says_is_told_once(
+def test_fallback_to_float32_is_logged_only_by_the_leader(
     place: Place,
     tmp_path: Path,
     joined: list[ProcessGroup],
@@ -117,7 +117,7 @@ def test_that_it_computes_in_another_type_than_the_recipe_says_is_told_once(
     assert "computing in float32" not in capsys.readouterr().out
 
 
-def test_that_a_recipe_for_a_gpu_trains_on_the_processor_is_told_once(
+def test_fallback_to_cpu_is_logged_only_by_the_leader(
     place: Place,
     tmp_path: Path,
     joined: list[ProcessGroup],
@@ -138,7 +138,7 @@ def test_that_a_recipe_for_a_gpu_trains_on_the_processor_is_told_once(
     assert "processor" not in capsys.readouterr().out
 
 
-def test_the_others_know_what_the_leader_has_found_and_write_nothing(
+def test_other_processes_use_recovery_log_of_leader_and_write_nothing(
     place: Place, tmp_path: Path, joined: list[ProcessGroup]
 ) -> None:
     work = tmp_path / "course-other-process"
@@ -148,9 +148,7 @@ def test_the_others_know_what_the_leader_has_found_and_write_nothing(
     assert read_recovery_log(place.store, course.uri) == RecoveryLog()
 
 
-def test_checkpoints_are_kept_and_compressed_as_the_policy_says(
-    place: Place, tmp_path: Path, joined: list[ProcessGroup]
-) -> None:
+def test_checkpoint_policy_sets_retention_and_compression(place: Place, tmp_path: Path, joined: list[ProcessGroup]) -> None:
     policy = {"interval_steps": 2, "keep_last": 5, "compression": "zstd"}
     checkpoints = took_up(place, tmp_path / "course-policy", checkpoint=policy).checkpoints
     assert (checkpoints.keep_last, checkpoints.stored.compression, checkpoints.share) == (5, "zstd", None)
@@ -158,14 +156,14 @@ def test_checkpoints_are_kept_and_compressed_as_the_policy_says(
     assert took_up(place, tmp_path / "course-two-nodes", **FSDP).checkpoints.share == NodeShard(1, 2, 2)
 
 
-def test_a_node_fetches_its_share_of_what_is_spread_over_several_and_else_all(place: Place) -> None:
+def test_node_fetches_only_its_share_of_a_sharded_checkpoint(place: Place) -> None:
     spread = place.recipe.changed(FSDP)
     assert node_share(spread, Several(2, 4, 2)) == NodeShard(2, 2, 2)
     assert node_share(spread, Several(1, 2, 2)) is None, "there is one node"
     assert node_share(place.recipe, Several(2, 4, 2)) is None, "an adapter is whole on each"
 
 
-def test_it_goes_on_from_where_the_policy_and_its_user_say(place: Place, tmp_path: Path) -> None:
+def test_run_resumes_from_step_of_policy_or_rewind(place: Place, tmp_path: Path) -> None:
     policy = {"interval_steps": 2, "keep_last": 3, "resume_from": 2}
     save(place, tmp_path / "course-asked", 2, 4)
     asked = took_up(place, tmp_path / "course-asked", checkpoint=policy)
@@ -187,7 +185,7 @@ def test_a_checkpoint_of_another_recipe_is_refused(place: Place, tmp_path: Path)
         took_up(place, tmp_path / "course-other-recipe")
 
 
-def test_what_a_kill_kept_from_the_store_is_uploaded_as_it_goes_on(place: Place, tmp_path: Path) -> None:
+def test_upload_missed_by_a_kill_is_made_on_resume(place: Place, tmp_path: Path) -> None:
     save(place, tmp_path / "course-killed", 2, 4)
     place.store.delete(f"{CHECKPOINTS.format('killed')}/4")
     course = took_up(place, tmp_path / "course-killed")
@@ -195,7 +193,7 @@ def test_what_a_kill_kept_from_the_store_is_uploaded_as_it_goes_on(place: Place,
     assert course.checkpoints.stored_steps() == [4, 2]
 
 
-def test_a_replay_takes_from_each_step_on_what_the_run_took_from_there(place: Place, tmp_path: Path) -> None:
+def test_replay_applies_recovery_events_from_their_steps_on(place: Place, tmp_path: Path) -> None:
     work, repeats = tmp_path / "course-replay", (LEFT_OUT, SMALLER)
     first = took_up(place, work, repeats)
     assert (first.incidents.entries, first.recipe.batch_size, first.repeats) == ((LEFT_OUT,), 4, repeats)
@@ -205,7 +203,7 @@ def test_a_replay_takes_from_each_step_on_what_the_run_took_from_there(place: Pl
     assert (then.incidents.entries, then.recipe.batch_size, then.repeats) == (repeats, 2, repeats)
 
 
-def test_steps_are_done_anew_after_a_divergence_of_its_own_and_after_it_was_sent_back(place: Place, tmp_path: Path) -> None:
+def test_repeated_steps_follow_own_divergences_and_rewinds_only(place: Place, tmp_path: Path) -> None:
     """What it repeats it has not done otherwise before: its metrics are of the first time."""
     work = tmp_path / "course-anew"
     add_recovery_event(place.store, CHECKPOINTS.format(work.name), LEFT_OUT)

@@ -47,7 +47,7 @@ def members(tmp_path_factory: pytest.TempPathFactory) -> Population:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [LORA | {"lora_dropout": 0.0}, FULL], ids=["lora", "full"])
-def test_a_copy_has_the_bytes_of_the_member_that_it_copies_and_names_it(
+def test_run_started_from_weights_has_their_bytes_and_records_their_digest(
     members: Population, method: Mapping[str, Any]
 ) -> None:
     kind = method["method"]
@@ -61,7 +61,7 @@ def test_a_copy_has_the_bytes_of_the_member_that_it_copies_and_names_it(
 
 
 @pytest.mark.slow
-def test_a_run_that_has_a_checkpoint_of_its_own_goes_on_from_that(
+def test_own_checkpoint_takes_precedence_over_starting_weights(
     members: Population, capsys: pytest.CaptureFixture[str]
 ) -> None:
     start = members.trained("first", **LORA, max_steps=1)
@@ -73,7 +73,7 @@ def test_a_run_that_has_a_checkpoint_of_its_own_goes_on_from_that(
     assert members.weights(again) == members.weights(whole)
 
 
-def test_weights_of_another_shape_or_of_nothing_are_refused(members: Population) -> None:
+def test_starting_weights_that_do_not_fit_are_refused(members: Population) -> None:
     start = members.trained("rank-4", **LORA, max_steps=1)
     with pytest.raises(BadConfiguration, match=r"does not fit the recipe: .*lora_A.* has another shape"):
         members.trained("rank-8", start, **{**LORA, "lora_rank": 8}, max_steps=1)
@@ -81,7 +81,7 @@ def test_weights_of_another_shape_or_of_nothing_are_refused(members: Population)
         members.trained("nothing", members.splits["train"], **LORA, max_steps=1)
 
 
-def test_weights_that_lack_one_or_have_one_too_many_are_refused_and_tied_ones_come_once(tmp_path: Path) -> None:
+def test_incomplete_or_surplus_weights_are_refused_and_tied_weights_copied_once(tmp_path: Path) -> None:
     """Else a part of the model would be that of the base, and nobody would know."""
     model: Any = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 2, bias=False))
     tied: Any = torch.nn.Sequential(*model)

@@ -40,7 +40,7 @@ def own_handler() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("own_handler")
-def test_a_signal_that_comes_while_the_processes_tell_each_other_is_not_lost() -> None:
+def test_stop_signal_during_process_exchange_is_not_lost() -> None:
     stop = StopOnSignal(SignalledAsTheyTell(), saves=True)
     control = TrainerControl()
     arguments = TrainingArguments(report_to=[])
@@ -53,7 +53,7 @@ def test_a_signal_that_comes_while_the_processes_tell_each_other_is_not_lost() -
     assert control.should_save
 
 
-def test_a_divergence_stays_what_it_was_and_is_not_saved_though_a_checkpoint_is_due() -> None:
+def test_divergence_is_final_and_suppresses_a_due_checkpoint() -> None:
     """A program that is killed before it is discarded would go on from it."""
     stop, arguments = StopOnDivergence(DivergencePolicy()), TrainingArguments(report_to=[])
     for step, loss in ((3, math.nan), (4, 1.0)):
@@ -63,7 +63,7 @@ def test_a_divergence_stays_what_it_was_and_is_not_saved_though_a_checkpoint_is_
         assert control.should_training_stop and not control.should_save and not control.should_evaluate
 
 
-def test_a_run_that_was_killed_while_its_loss_was_in_doubt_decides_as_one_that_was_not() -> None:
+def test_resumed_run_detects_divergence_like_an_uninterrupted_one() -> None:
     stop, arguments = StopOnDivergence(DivergencePolicy()), TrainingArguments(report_to=[])
     history: list[Any] = [{"step": step, "loss": 2.0 if step < 31 else 100.0} for step in range(1, 41)]
     stop.on_train_begin(arguments, TrainerState(log_history=[*history, {"step": 40, "eval_loss": 9.0}]), TrainerControl())
@@ -117,7 +117,7 @@ def micro_batches(monkeypatch: pytest.MonkeyPatch) -> MicroBatches:
         (False, 4, 15, [2], "^stopped after step 3: resumes from checkpoint 2$"),
     ],
 )
-def test_whoever_is_asked_to_stop_saves_where_the_policy_says_so(
+def test_stopped_run_saves_a_checkpoint_according_to_policy(
     place: Place,
     tmp_path: Path,
     micro_batches: MicroBatches,
@@ -148,7 +148,7 @@ STOPS = [
 
 
 @pytest.mark.slow
-def test_a_step_that_is_broken_off_is_done_again_as_if_nobody_had(
+def test_interrupted_step_is_repeated_bit_for_bit_on_resume(
     place: Place, tmp_path: Path, micro_batches: MicroBatches, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By a run that draws random numbers from every source, whose checkpoints are saved for the signal, and by then."""

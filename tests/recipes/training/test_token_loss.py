@@ -33,7 +33,7 @@ def predicted(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-def test_each_is_the_library_s_to_the_last_bit(rows: int, dtype: torch.dtype) -> None:
+def test_token_losses_equal_torch_cross_entropy_bit_for_bit(rows: int, dtype: torch.dtype) -> None:
     logits, targets = predicted(dtype)
     expected = cross_entropy(logits.float(), targets, reduction="none", ignore_index=IGNORED_LABEL)
     found = compute_token_losses(logits, targets)
@@ -43,7 +43,7 @@ def test_each_is_the_library_s_to_the_last_bit(rows: int, dtype: torch.dtype) ->
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-def test_so_are_their_slopes_whatever_each_weighs(rows: int, dtype: torch.dtype) -> None:
+def test_token_loss_gradients_equal_torch_for_any_weights(rows: int, dtype: torch.dtype) -> None:
     logits, targets = predicted(dtype)
     weights = torch.randn(TOKENS)
     of_library = (cross_entropy(logits.float(), targets, reduction="none", ignore_index=IGNORED_LABEL) * weights).sum()
@@ -54,14 +54,14 @@ def test_so_are_their_slopes_whatever_each_weighs(rows: int, dtype: torch.dtype)
     torch.testing.assert_close(found, expected, rtol=2 * torch.finfo(dtype).eps, atol=2e-6)
 
 
-def test_what_is_not_learned_may_be_anything(rows: int) -> None:
+def test_infinite_logits_of_ignored_tokens_are_harmless(rows: int) -> None:
     logits, targets = predicted(torch.float32)
     with torch.no_grad():
         logits[::3] = torch.inf
     assert compute_token_losses(logits, targets).isfinite().all()
 
 
-def test_of_no_tokens_there_is_nothing() -> None:
+def test_token_losses_of_empty_input_are_empty() -> None:
     logits = torch.zeros(0, WORDS, requires_grad=True)
     found = compute_token_losses(logits, torch.zeros(0, dtype=torch.int64))
     found.sum().backward()
@@ -71,7 +71,7 @@ def test_of_no_tokens_there_is_nothing() -> None:
 
 @pytest.mark.parametrize("items", [None, torch.tensor(77)], ids=["its own tokens", "those of the step"])
 @pytest.mark.parametrize("shifted", [True, False])
-def test_the_loss_of_a_micro_batch_is_the_library_s(shifted: bool, items: torch.Tensor | None) -> None:
+def test_micro_batch_loss_equals_transformers(shifted: bool, items: torch.Tensor | None) -> None:
     torch.manual_seed(0)
     logits, labels = torch.randn(3, 20, WORDS), torch.randint(0, WORDS, (3, 20))
     labels[:, ::4] = IGNORED_LABEL
@@ -82,9 +82,7 @@ def test_the_loss_of_a_micro_batch_is_the_library_s(shifted: bool, items: torch.
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-def test_beside_the_logits_there_is_their_gradient_and_a_part_and_no_more(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_token_loss_memory_is_the_gradient_plus_a_block(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """The library has three times the logits in float32 then."""
     monkeypatch.setattr(module, "BLOCK_BYTES", part := 4 * WORDS * 7)
     logits = torch.randn(600, WORDS).to(dtype).requires_grad_()
@@ -104,7 +102,7 @@ def tiny() -> Any:
     return LlamaForCausalLM(config)
 
 
-def test_a_model_computes_its_loss_so() -> None:
+def test_model_uses_token_losses() -> None:
     model = tiny()
     tokens = torch.randint(0, WORDS, (2, 9))
     expected = model(input_ids=tokens, labels=tokens).loss
@@ -114,7 +112,7 @@ def test_a_model_computes_its_loss_so() -> None:
     assert "TokenLossFunction" in names_behind(found)
 
 
-def test_one_that_has_another_loss_keeps_it() -> None:
+def test_model_with_a_custom_loss_keeps_it() -> None:
     model = tiny()
     model.loss_function = own = lambda **_: torch.zeros(())
     use_token_losses(model)

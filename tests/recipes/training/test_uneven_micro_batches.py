@@ -16,7 +16,7 @@ OF_PAIRS = ("train/reward_accuracy", "train/reward_margin")
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["sft", "dpo", "orpo"])
 @pytest.mark.parametrize("rows", [5, pytest.param(7, marks=pytest.mark.long)])
-def test_a_smaller_micro_batch_counts_by_its_rows(place: Place, tmp_path: Path, objective: str, rows: int) -> None:
+def test_smaller_micro_batch_is_weighted_by_its_rows(place: Place, tmp_path: Path, objective: str, rows: int) -> None:
     settings: dict[str, Any] = {"objective": objective, "max_steps": 3, "eval_steps": None}
     whole = place.train(tmp_path / f"whole-{objective}-{rows}", batch_size=rows, **settings)
     micro_batches = {"batch_size": 4, "gradient_accumulation": 2, "rows_per_step": rows}
@@ -34,7 +34,7 @@ def logged(work: Path) -> dict[tuple[str, int], float]:
     return {(point["key"], point["step"]): point["value"] for point in points if "second" not in point["key"]}
 
 
-def test_nothing_is_learned_from_what_stands_in_for_no_row() -> None:
+def test_placeholder_rows_are_masked_from_learning() -> None:
     labels = torch.tensor([[IGNORED_LABEL, 3, 4]])
     batch = {"input_ids": labels, "labels": labels, "shift_labels": labels[:, 1:]}
     assert mask_empty_batch(batch) is batch and mask_empty_batch({**batch, ROW_COUNT_KEY: 1})["labels"] is labels

@@ -53,23 +53,23 @@ def reasons(rules: dict[str, Any], *values: Any) -> list[str]:
         ({"type": "object"}, [{}, []], ["2"]),
     ],
 )
-def test_each_rule_names_the_lines_that_break_it(rules: dict[str, Any], values: list[Any], expected: list[str]) -> None:
+def test_each_rule_reports_the_violating_lines(rules: dict[str, Any], values: list[Any], expected: list[str]) -> None:
     assert [reason.split()[0] for reason in reasons(rules, *values)] == expected
 
 
-def test_a_reason_says_what_is_wanted() -> None:
+def test_violation_reason_states_the_requirement() -> None:
     assert reasons({"type": "string", "nullable": True}, 1) == ["1 must be string or null"]
     assert reasons({"type": "number", "maximum": 5}, 7) == ["1 must be at most 5"]
     assert reasons({"type": "string", "min_length": 3}, "x") == ["1 its length must be at least 3"]
     assert reasons({"type": "string", "unique": True}, "x", "y", "x") == ["3 must be unique: line 1 has the same"]
 
 
-def test_a_column_that_is_not_there_is_told_from_one_that_is_empty() -> None:
+def test_missing_column_is_distinguished_from_empty_value() -> None:
     found = check(Contract(columns={"c": ColumnContract(type="string", min_length=1)}), [{}, {"c": ""}])
     assert [each.value for each in found.first] == ["(no such column)", ""]
 
 
-def test_a_closed_contract_names_columns_that_it_does_not_know() -> None:
+def test_closed_contract_reports_unknown_columns() -> None:
     found = check(Contract(columns={"a": ColumnContract(type="string")}, closed=True), [{"a": "x"}, {"a": "x", "b": 1}])
     assert [(each.line, each.column, each.value) for each in found.first] == [(2, "b", "1")]
 
@@ -91,11 +91,11 @@ def turns(*roles: str) -> dict[str, Any]:
         ("system (user|assistant)+", ("system", "assistant"), True),
     ],
 )
-def test_the_order_of_roles(order: str, roles: tuple[str, ...], fits: bool) -> None:
+def test_conversation_role_order_is_checked(order: str, roles: tuple[str, ...], fits: bool) -> None:
     assert (check(Contract(conversation=ChatContract(order=order)), [turns(*roles)]).count == 0) is fits
 
 
-def test_conversations_that_are_none_too_long_or_without_a_role() -> None:
+def test_invalid_overlong_and_incomplete_conversations_are_reported() -> None:
     contract = Contract(conversation=ChatContract(required=("system",), max_turns=3, max_length=5))
     rows = [
         {"messages": "hello"},
@@ -113,13 +113,13 @@ def test_conversations_that_are_none_too_long_or_without_a_role() -> None:
     assert found[5][1] == "each message's length must be at most 5"
 
 
-def test_a_call_of_a_tool_may_have_no_content() -> None:
+def test_tool_call_may_have_no_content() -> None:
     call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
     rows = [{"messages": [{"role": "user", "content": "x"}, call]}]
     assert check(Contract(conversation=ChatContract()), rows).count == 0
 
 
-def test_all_are_counted_and_the_first_few_are_named_over_blocks_and_files(tmp_path: Path) -> None:
+def test_all_violations_are_counted_and_the_first_few_named_across_files(tmp_path: Path) -> None:
     count = MAX_BLOCK_RECORDS + 500
     for name, half in (("a.jsonl", range(count // 2)), ("b.jsonl", range(count // 2, count))):
         (tmp_path / name).write_text("".join(json.dumps({"n": number}) + "\n" for number in half))
@@ -131,7 +131,7 @@ def test_all_are_counted_and_the_first_few_are_named_over_blocks_and_files(tmp_p
     assert [each.line for each in found.first] == list(range(101, 101 + MAX_NAMED_RECORDS))
 
 
-def test_the_same_value_in_two_blocks_is_not_unique(tmp_path: Path) -> None:
+def test_uniqueness_is_checked_across_blocks(tmp_path: Path) -> None:
     numbers = [*range(MAX_BLOCK_RECORDS), 5]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"n": number}) + "\n" for number in numbers))
     conformance = ContractChecker(Contract(columns={"n": ColumnContract(type="integer", unique=True)}))
@@ -145,7 +145,7 @@ def test_the_same_value_in_two_blocks_is_not_unique(tmp_path: Path) -> None:
     st.lists(st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text()))
 )
 @settings(max_examples=40, deadline=None)
-def test_whatever_stands_in_a_column_each_record_is_judged_by_its_own_value(values: list[Any]) -> None:
+def test_each_record_is_judged_by_its_own_value_in_mixed_columns(values: list[Any]) -> None:
     found = reasons({"type": "string", "max_length": 3}, *values)
     wrong = [line for line, value in enumerate(values, start=1) if not isinstance(value, str) or len(value) > 3]
     assert [int(reason.split()[0]) for reason in found] == wrong[:MAX_NAMED_RECORDS]
@@ -166,13 +166,13 @@ def test_whatever_stands_in_a_column_each_record_is_judged_by_its_own_value(valu
         ({"type": "boolean", "allowed": [1]}, "'allowed' has 1, which is not of type boolean"),
     ],
 )
-def test_a_rule_that_cannot_hold_is_refused_when_the_definition_is_read(rules: dict[str, Any], problem: str) -> None:
+def test_unsatisfiable_column_rule_is_refused_on_parsing(rules: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValidationError, match=problem):
         ColumnContract(**rules)
 
 
 @pytest.mark.parametrize("pattern", ["(?=x)x", r"(a)\1", r"x\Z"])
-def test_a_pattern_that_cannot_be_checked_is_refused_by_its_column(pattern: str) -> None:
+def test_unsupported_pattern_is_refused_naming_its_column(pattern: str) -> None:
     with pytest.raises(BadConfiguration, match=r"contract\.columns\.c\.pattern: .* is not supported: write it without"):
         reasons({"type": "string", "pattern": pattern}, "x")
 
@@ -180,7 +180,7 @@ def test_a_pattern_that_cannot_be_checked_is_refused_by_its_column(pattern: str)
 @pytest.mark.parametrize(
     "rules", [{"min_turns": 3, "max_turns": 2}, {"min_length": 8, "max_length": 7}, {"max_turns": 1, "min_turns": 2}]
 )
-def test_a_conversation_that_cannot_be_is_refused(rules: dict[str, int]) -> None:
+def test_unsatisfiable_conversation_rule_is_refused(rules: dict[str, int]) -> None:
     with pytest.raises(ValidationError, match="no record could satisfy both"):
         ChatContract(**rules)  # type: ignore[arg-type]
     lowest = {name.replace("max", "min"): value for name, value in rules.items() if name.startswith("max")}
@@ -188,12 +188,12 @@ def test_a_conversation_that_cannot_be_is_refused(rules: dict[str, int]) -> None
 
 
 @pytest.mark.parametrize("order", ["user (assistant", "user; assistant", "+"])
-def test_an_order_that_is_none_is_refused(order: str) -> None:
+def test_invalid_role_order_is_refused(order: str) -> None:
     with pytest.raises(ValidationError):
         ChatContract(order=order)
 
 
-def test_columns_are_told_apart_whatever_they_are_called() -> None:
+def test_columns_with_arbitrary_names_are_distinguished() -> None:
     names = ["type", "length", "a b", "ä", "", random.Random(1).randbytes(4).hex()]
     contract = Contract(columns={name: ColumnContract(type="string", max_length=2) for name in names})
     found = check(contract, [dict.fromkeys(names, "long")])

@@ -41,7 +41,7 @@ def test_counts_types_completeness_and_lengths(tmp_path: Path) -> None:
     assert found.layouts == {"none": 2, "text": 2}
 
 
-def test_equal_and_nearly_equal_records_are_counted_apart(tmp_path: Path) -> None:
+def test_exact_and_near_duplicates_are_counted_separately(tmp_path: Path) -> None:
     rows = [{"text": f"{TEXT} {word}"} for word in ("once", "once", "once", "twice")] + [
         {"text": "something else altogether"}
     ]
@@ -49,7 +49,7 @@ def test_equal_and_nearly_equal_records_are_counted_apart(tmp_path: Path) -> Non
     assert (found.duplicates, found.near_duplicates) == (2, 1)
 
 
-def test_personal_data_is_counted_by_kind_and_look_alikes_are_not(tmp_path: Path) -> None:
+def test_personal_data_is_counted_by_kind_without_lookalikes(tmp_path: Path) -> None:
     rows = [
         {"text": "ann@example.com and bob@example.com"},
         {"text": "version 1.2.3.4"},
@@ -58,14 +58,14 @@ def test_personal_data_is_counted_by_kind_and_look_alikes_are_not(tmp_path: Path
     assert describe(tmp_path, rows).personal_data == {"email": 2, "ip_address": 1}
 
 
-def test_records_without_a_layout_are_equal_only_where_all_of_them_is(tmp_path: Path) -> None:
+def test_records_without_a_layout_are_compared_as_a_whole(tmp_path: Path) -> None:
     """Each had the text of the others: none."""
     rows = [{"n": n, "m": n * n} for n in range(20)] + [{"m": 9, "n": 3}, {"n": 1, "at": "x"}, {"n": 2, "at": "x"}]
     found = describe(tmp_path, rows, near_duplicates=NearDuplicates(threshold=0.9))
     assert (found.layouts, found.duplicates, found.near_duplicates) == ({"none": 23}, 1, 0)
 
 
-def test_card_numbers_are_found_among_integers_too(tmp_path: Path) -> None:
+def test_card_numbers_stored_as_integers_are_counted(tmp_path: Path) -> None:
     rows = [
         {"text": "paid", "card": 4111111111111111},
         {"text": "paid", "all": [{"card": 378282246310005}, 4111111111111112]},
@@ -74,13 +74,13 @@ def test_card_numbers_are_found_among_integers_too(tmp_path: Path) -> None:
     assert describe(tmp_path, rows).personal_data == {"card": 2}
 
 
-def test_languages(tmp_path: Path) -> None:
+def test_languages_are_counted(tmp_path: Path) -> None:
     rows = [{"text": TEXT}, {"text": "Der Wärter der Lampe geht jede Nacht den Hügel hinauf"}, {"text": TEXT.lower()}]
     assert describe(tmp_path, rows).languages == {"en": 2, "de": 1}
 
 
 @pytest.mark.requirement("B13")
-def test_the_newest_record(tmp_path: Path) -> None:
+def test_newest_timestamp_is_found_in_any_format(tmp_path: Path) -> None:
     rows = [{"at": "2024-05-01T00:00:00Z"}, {"at": 1_700_000_000}, {"at": "yesterday"}, {"at": "2024-05-02"}]
     assert describe(tmp_path, rows, timestamp="at").newest == 1_714_608_000_000
     for none in ("never", 10**400, -(10**400), 1e308, True):
@@ -96,7 +96,7 @@ def test_slices_have_their_share_length_and_labels(tmp_path: Path) -> None:
     ]
 
 
-def test_the_cut_into_blocks_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_statistics_are_independent_of_block_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"text": f"{TEXT} {n % 7}", "n": n, **({"late": True} if n > 150 else {})} for n in range(200)]
     whole = describe(tmp_path, rows, sample=100)
     monkeypatch.setattr(blocks_module, "MAX_BLOCK_RECORDS", 13)
@@ -104,7 +104,7 @@ def test_the_cut_into_blocks_changes_nothing(tmp_path: Path, monkeypatch: pytest
     assert whole.columns["late"].kinds == {"boolean": 49, "missing": 151}
 
 
-def test_the_sample_is_bounded_and_the_moments_are_of_all(tmp_path: Path) -> None:
+def test_sample_is_bounded_and_moments_cover_all_records(tmp_path: Path) -> None:
     found = describe(tmp_path, [{"n": n} for n in range(5000)], sample=500, near_duplicates=None, languages=False)
     numbers = found.columns["n"].numbers
     assert numbers is not None and (numbers.count, numbers.minimum, numbers.maximum, numbers.mean) == (5000, 0, 4999, 2499.5)

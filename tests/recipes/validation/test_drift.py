@@ -75,7 +75,7 @@ def category(**counts: int) -> ColumnStatistics:
     return ColumnStatistics(kinds={"string": 100}, filled=100, categories=counts)
 
 
-def test_categories_by_psi_and_chi_squared() -> None:
+def test_categories_are_compared_by_psi_and_chi_squared() -> None:
     one, other = (
         statistics([1.0] * 100, region=category(n=50, s=50)),
         statistics([1.0] * 100, region=category(n=80, s=15, w=5)),
@@ -91,7 +91,7 @@ def test_too_few_values_are_not_compared() -> None:
     assert compare_versions("d@1", statistics([1.0] * 10), statistics([9.0] * 10)).features == ()
 
 
-def test_psi_of_equal_shares_is_nothing() -> None:
+def test_psi_of_equal_shares_is_zero() -> None:
     assert psi(np.array([1, 2, 3]), np.array([10, 20, 30])) == pytest.approx(0)
 
 
@@ -105,7 +105,7 @@ def test_psi_of_equal_shares_is_nothing() -> None:
         ({"integer": 5}, {"integer": 3, "number": 2}, {"c": ("integer", "integer|number")}),
     ],
 )
-def test_changed_types(before: dict[str, int], now: dict[str, int], expected: dict[str, Any]) -> None:
+def test_changed_column_types_are_reported(before: dict[str, int], now: dict[str, int], expected: dict[str, Any]) -> None:
     one = statistics([1.0] * 5, c=ColumnStatistics(kinds=before, filled=5), gone=category())
     other = statistics([1.0] * 5, c=ColumnStatistics(kinds=now, filled=5), new=category())
     found = compare_versions("d@1", one, other)

@@ -37,7 +37,7 @@ def leaks(folder: Path, test: list[dict[str, Any]], train: list[dict[str, Any]],
         return list(tested.leaks(iterate_lines([file(folder / "train.jsonl", train)]), "d@1 train"))
 
 
-def test_an_equal_question_leaks_whatever_its_capitals_and_its_answer(tmp_path: Path) -> None:
+def test_equal_question_leaks_regardless_of_case_and_answer(tmp_path: Path) -> None:
     test = [{"instruction": "Who keeps the lamp?", "answer": "She."}, {"instruction": "Who built it?", "answer": "He."}]
     train = [{"instruction": "Where?", "answer": "There."}, {"instruction": "who KEEPS the lamp", "answer": "Nobody."}]
     (leak,) = leaks(tmp_path, test, train)
@@ -45,7 +45,7 @@ def test_an_equal_question_leaks_whatever_its_capitals_and_its_answer(tmp_path: 
     assert leak.text == "Who keeps the lamp?\nShe."
 
 
-def test_near_texts_leak_from_the_threshold_on_and_others_do_not(tmp_path: Path) -> None:
+def test_texts_leak_from_the_similarity_threshold_on(tmp_path: Path) -> None:
     test = [{"text": text(seed)} for seed in range(100)]
     changed = [{"text": text(seed).replace("word1 ", "other ")} for seed in range(40)]
     unrelated = [{"text": text(1000 + seed)} for seed in range(500)]
@@ -55,13 +55,13 @@ def test_near_texts_leak_from_the_threshold_on_and_others_do_not(tmp_path: Path)
     assert all(leak.similarity >= 0.7 for leak in found)
 
 
-def test_an_equal_record_goes_before_a_near_one(tmp_path: Path) -> None:
+def test_exact_match_takes_precedence_over_near_match(tmp_path: Path) -> None:
     near, same = {"text": f"{text(1)} more"}, {"text": text(1)}
     (leak,) = leaks(tmp_path, [same], [near, same])
     assert (leak.match, leak.ancestor_line) == ("exact", 2)
 
 
-def test_nothing_leaks_into_or_out_of_nothing(tmp_path: Path) -> None:
+def test_empty_splits_have_no_leaks(tmp_path: Path) -> None:
     assert leaks(tmp_path, [], [{"text": "a"}]) == []
     assert leaks(tmp_path, [{"text": "a"}], []) == []
 
@@ -103,7 +103,7 @@ def test_the_program_counts_each_test_record_once_and_keeps_all_leaks(tmp_path: 
         find_leaks(job, store, tmp_path)
 
 
-def test_two_questions_of_one_hash_are_two_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hash_collision_is_not_a_leak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fingerprints only say where to look."""
     monkeypatch.setattr(leakage, "hash_record", len)
     test = [{"instruction": "Who keeps the lamp?", "answer": "She."}]
@@ -121,7 +121,7 @@ LIMIT = 300 << 20
 
 
 @pytest.mark.slow
-def test_a_test_split_larger_than_memory_is_looked_for(tmp_path: Path) -> None:
+def test_test_split_larger_than_memory_is_checked(tmp_path: Path) -> None:
     draw = random.Random(1)
     store = Store(StoreAddress(root=(tmp_path / "objects").as_uri(), buckets=BUCKETS))
     raw = tmp_path / "raw" / "records.jsonl"

@@ -68,7 +68,7 @@ def test_a_good_version_passes_every_check() -> None:
     assert failed(facts=drift(features=(feature(psi=0.1),))) == {}
 
 
-def test_a_broken_contract() -> None:
+def test_broken_contract_is_reported_with_counts_and_the_first_violation() -> None:
     broken = Violations(count=2, records=1, first=(Violation(line=7, column="a", reason="must be string", value="1"),))
     reason = failed(facts=ValidationFacts(violations=broken))["contract"]
     assert reason == "broken by 1 record in 2 places; line 7, a must be string"
@@ -117,11 +117,13 @@ def test_a_broken_contract() -> None:
         ),
     ],
 )
-def test_shares_against_their_thresholds(found: dict[str, Any], checks: dict[str, Any], expected: dict[str, str]) -> None:
+def test_shares_are_judged_against_their_thresholds(
+    found: dict[str, Any], checks: dict[str, Any], expected: dict[str, str]
+) -> None:
     assert failed(statistics(**found), checks=checks) == expected
 
 
-def test_personal_data_is_told_by_kind() -> None:
+def test_personal_data_is_reported_by_kind() -> None:
     assert "2 email, 1 iban" in failed(statistics(personal_data={"email": 2, "iban": 1}))["personal_data"]
 
 
@@ -142,7 +144,7 @@ def test_schema_drift_names_new_gone_and_retyped_columns() -> None:
     ]
 
 
-def test_a_slice_that_is_too_small_or_labelled_otherwise() -> None:
+def test_slice_that_is_too_small_or_labelled_differently_is_biased() -> None:
     def sliced(value: str, records: int, **labels: int) -> Slice:
         return Slice(column="region", value=value, records=records, mean_characters=1, labels=labels)
 
@@ -154,7 +156,7 @@ def test_a_slice_that_is_too_small_or_labelled_otherwise() -> None:
     assert reasons[1] == "region=s: 45% of its labels differ from those of all, allowed are 30%"
 
 
-def test_a_measure_of_a_column_that_no_record_has_is_a_warning_and_not_a_pass() -> None:
+def test_measure_of_a_missing_column_is_a_warning() -> None:
     def reasons(columns: dict[str, ColumnStatistics], newest: int | None) -> dict[str, str]:
         measures = Measures(timestamp="at", slices=Slices(columns=("region",), label="label"))
         found = statistics(columns=columns, newest=newest)
@@ -171,7 +173,7 @@ def test_a_measure_of_a_column_that_no_record_has_is_a_warning_and_not_a_pass() 
     assert "'label'" in reasons({"region": column}, NOW)["bias"]
 
 
-def test_what_was_not_looked_for_is_not_said_to_be_none() -> None:
+def test_check_that_did_not_run_is_noted_as_not_run() -> None:
     facts = ValidationFacts(violations=Violations())
     verdicts = judge_version(facts, statistics(near_duplicates=None), Checks(), Measures(), created_at=NOW, now=NOW)
     (note,) = (verdict.note for verdict in verdicts if verdict.check == "near_duplicates")
@@ -200,6 +202,6 @@ def test_only_a_blocking_check_that_failed_blocks() -> None:
     )
 
 
-def test_a_check_that_blocks_is_an_error() -> None:
+def test_blocking_check_must_have_severity_error() -> None:
     with pytest.raises(ValidationError, match="needs `severity: error`"):
         CheckPolicy(severity="warn", blocking=True)

@@ -39,7 +39,7 @@ def row(number: int, text: str = "") -> dict[str, Any]:
     return {"id": number, "text": text or f"text {number}"}
 
 
-def test_without_a_key_records_are_added_and_removed_and_twice_is_not_once(place: Place, make: Make) -> None:
+def test_diff_without_a_key_counts_added_and_removed_records_with_multiplicity(place: Place, make: Make) -> None:
     old = make(row(1), row(2), row(2), row(3))
     new = make(row(3), row(2), row(4), row(4), row(5))
     found = diff_versions(place.store, old, new)
@@ -47,7 +47,7 @@ def test_without_a_key_records_are_added_and_removed_and_twice_is_not_once(place
     assert found.examples == {"added": [row(4), row(4), row(5)], "removed": [row(1), row(2)]}
 
 
-def test_with_a_key_a_record_that_became_another_is_a_changed_one(place: Place, make: Make) -> None:
+def test_diff_with_a_key_counts_changed_records(place: Place, make: Make) -> None:
     old = make(row(1), row(2), row(3), row(4))
     new = make(row(4), row(2, "other"), row(3), row(5))
     found = diff_versions(place.store, old, new, "id")
@@ -62,7 +62,7 @@ def test_the_schemas_and_the_statistics_are_compared(place: Place, make: Make) -
     assert (found.old.num_records, found.old.columns) == (1, {"a": {"integer": 1}, "b": {"integer": 1}})
 
 
-def test_the_columns_of_a_version_that_nobody_has_counted_are_counted(place: Place, make: Make) -> None:
+def test_diff_counts_columns_of_a_version_without_statistics(place: Place, make: Make) -> None:
     """Of a prepared one: only what is created tells them in its manifest."""
     old, files = make(row(1), row(2)), place.folder / "files"
     files.mkdir()
@@ -78,22 +78,20 @@ def test_the_columns_of_a_version_that_nobody_has_counted_are_counted(place: Pla
     ("key", "reason"),
     [("nothing", "record 1 of d@1 has no 'nothing'"), ("text", "'text' of 1 record of d@1 is that of another")],
 )
-def test_what_is_no_key_is_refused(place: Place, make: Make, key: str, reason: str) -> None:
+def test_invalid_key_is_refused(place: Place, make: Make, key: str, reason: str) -> None:
     old = make(row(1, "same"), row(2, "same"))
     with pytest.raises(HanzoError, match=reason):
         diff_versions(place.store, old, make(row(3)), key)
 
 
-def test_a_version_is_no_change_of_itself(place: Place, make: Make) -> None:
+def test_diff_of_a_version_with_itself_is_empty(place: Place, make: Make) -> None:
     version = make(*map(row, range(50)))
     for key in (None, "id"):
         found = diff_versions(place.store, version, version, key)
         assert (found.added, found.removed, found.unchanged) == (0, 0, 50)
 
 
-def test_the_lineage_names_what_a_version_was_made_of_and_all_that_was_made_of_it(
-    place: Place, make: Make, tmp_path: Path
-) -> None:
+def test_lineage_lists_ancestors_and_descendants_of_a_version(place: Place, make: Make, tmp_path: Path) -> None:
     version = make(row(1))
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "file").write_text("x")

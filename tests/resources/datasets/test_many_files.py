@@ -57,7 +57,7 @@ def test_files_are_claimed_together_and_not_one_by_one(database: Database, tmp_p
     assert len(chunks(store)) == FEW + 2  # each file of the other one, its records and their index
 
 
-def test_a_small_file_takes_no_buffer_of_a_large_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_file_allocates_only_a_small_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
 
     def counted(size: int = 0) -> bytearray:
@@ -104,7 +104,7 @@ def remote(url: str, body: bytes, count: int) -> RemoteFile:
     return RemoteFile(url.rpartition("/")[2], hashlib.sha256(body).hexdigest(), len(body), found)
 
 
-def test_a_manifest_is_written_without_a_second_form_of_all_its_files(tmp_path: Path) -> None:
+def test_manifest_is_serialized_without_a_second_copy_of_its_files(tmp_path: Path) -> None:
     pieces = (Chunk(sha256="0" * 64, size=1),)
     files = tuple(FileRecord(path=f"{number:05}.jsonl", sha256="f" * 64, size=1, chunks=pieces) for number in range(5000))
     manifest = Manifest(kind="source", files=files, inputs={"b": "1", "a": "2"}, facts={"files": [], "zoë": {"é": None}})
@@ -117,7 +117,7 @@ def test_a_manifest_is_written_without_a_second_form_of_all_its_files(tmp_path: 
     assert artifact.digest == hashlib.sha256(manifest.to_bytes()).hexdigest() == manifest.digest
 
 
-def test_addresses_are_told_without_a_second_form_of_all_files(tmp_path: Path) -> None:
+def test_listing_is_serialized_without_a_second_copy_of_its_files(tmp_path: Path) -> None:
     piece = Chunk(sha256="0" * 64, size=1)
     files = [FileRecord(path=f"é{number:05}.jsonl", sha256="f" * 64, size=1, chunks=(piece,)) for number in range(5000)]
     source = Artifact(kind="source", uri="s3://hanzo-ml/datasets/d/1/source", digest="0" * 64, size_bytes=5000)
@@ -135,7 +135,7 @@ def test_addresses_are_told_without_a_second_form_of_all_files(tmp_path: Path) -
     assert peak < 3 * len(written)
 
 
-def test_what_a_version_holds_is_found_without_what_others_hold(database: Database, tmp_path: Path) -> None:
+def test_claims_of_a_version_are_read_from_an_index(database: Database, tmp_path: Path) -> None:
     _, version = statements(database, tmp_path, FEW)
     plan = plans(database, lambda: delete_version(database, in_folder(tmp_path), version.id, "u"))
     assert "chunk_claims_by_holder" in plan, plan

@@ -75,7 +75,7 @@ def prepared(store: Store, parent: DatasetVersion, folder: Path, text: str, plac
 
 
 @pytest.mark.requirement("C4")
-def test_it_is_a_version_of_its_own_with_parents_transform_and_splits(
+def test_prepared_version_has_parents_transform_and_splits(
     database: Database, store: Store, parent: DatasetVersion, tmp_path: Path
 ) -> None:
     result = prepared(store, parent, tmp_path, "a")
@@ -95,13 +95,13 @@ def test_it_is_a_version_of_its_own_with_parents_transform_and_splits(
     ("before", "after"),
     [("integer", "integer|string"), ("integer?", "integer|string?"), ("integer|null", "integer|null|string")],
 )
-def test_a_number_that_was_masked_is_a_text_in_the_schema_too(before: str, after: str) -> None:
+def test_masked_number_is_a_string_in_the_schema(before: str, after: str) -> None:
     made = prepared_schema({"card": before, "text": "string"}, PARAMETERS, {"retyped": ["card"]})
     assert made == {"card": after, "text": "string"}
     assert prepared_schema({"card": before}, PARAMETERS, {}) == {"card": before}, "of a result of an earlier release"
 
 
-def test_the_same_content_is_no_second_version(
+def test_equal_prepared_content_creates_no_second_version(
     database: Database, store: Store, parent: DatasetVersion, tmp_path: Path
 ) -> None:
     derivation = Derivation(parent, "d", PARAMETERS, "ann")
@@ -113,7 +113,7 @@ def test_the_same_content_is_no_second_version(
     assert (other.version, other_is_new) == (3, True)
 
 
-def test_of_two_versions_with_one_digest_one_goes_and_the_other_keeps_its_lineage(
+def test_deleting_one_of_two_versions_with_equal_digest_keeps_the_lineage_of_the_other(
     database: Database, store: Store, parent: DatasetVersion, tmp_path: Path
 ) -> None:
     """As they were prepared under two names before manifests said where they lie."""
@@ -138,7 +138,7 @@ def test_of_two_versions_with_one_digest_one_goes_and_the_other_keeps_its_lineag
         delete_version(database, store, second.id, "ann")
 
 
-def test_what_was_prepared_in_vain_is_removed_and_its_job_has_what_was_there_before(
+def test_duplicate_preparation_is_removed_and_its_job_gets_the_existing_version(
     database: Database, store: Store, parent: DatasetVersion, tmp_path: Path
 ) -> None:
     jobs, derivation = Jobs(database), Derivation(parent, "d", PARAMETERS, "ann")
@@ -157,7 +157,7 @@ def test_what_was_prepared_in_vain_is_removed_and_its_job_has_what_was_there_bef
     assert again == first and store.fetch(first.artifact, tmp_path / "cache").is_dir(), "it lies there itself"
 
 
-def test_no_version_is_made_of_what_is_being_removed(
+def test_version_is_not_created_from_files_being_removed(
     database: Database, store: Store, parent: DatasetVersion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two prepared the same at once; the first saw that it was known already, the second that it was not any more."""
@@ -174,7 +174,7 @@ def test_no_version_is_made_of_what_is_being_removed(
     assert store.find(result.artifacts["train"].uri) is None
 
 
-def test_its_job_ends_in_the_same_transaction(
+def test_preparation_job_completes_in_the_transaction_of_its_version(
     database: Database, store: Store, parent: DatasetVersion, tmp_path: Path
 ) -> None:
     jobs = Jobs(database)
@@ -190,7 +190,7 @@ def test_its_job_ends_in_the_same_transaction(
     assert types == ["dataset.created", "dataset.created", "job.completed"]
 
 
-def test_a_version_is_not_made_where_one_is_just_being_deleted(
+def test_version_is_not_created_where_another_is_being_deleted(
     database: Database, store: Store, parent: DatasetVersion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever deleted the first one was killed before its files were gone: a day later they took the second one's along."""
@@ -214,7 +214,7 @@ def test_a_version_is_not_made_where_one_is_just_being_deleted(
 
 
 @pytest.mark.parametrize("taken", ["all", "all/records/manifest.json", "train/train.jsonl"])
-def test_no_version_is_made_of_files_that_a_deletion_took(
+def test_version_is_not_created_from_files_removed_by_a_deletion(
     database: Database, store: Store, parent: DatasetVersion, tmp_path: Path, taken: str
 ) -> None:
     """A preparation found that an equal one had done its work, or did it anew; meanwhile that one's version was deleted."""
@@ -233,7 +233,7 @@ def test_no_version_is_made_of_files_that_a_deletion_took(
     assert is_new and store.fetch(again.artifact, tmp_path / "cache").is_dir()
 
 
-def test_who_still_deletes_a_version_takes_nothing_of_one_that_is_made_there_anew(
+def test_delayed_deletion_removes_no_file_of_a_version_recreated_in_its_place(
     database: Database, store: Store, parent: DatasetVersion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It stood still, so that the next preparation ended the deletion for it; then it went on with what it had listed."""
@@ -260,7 +260,7 @@ def test_who_still_deletes_a_version_takes_nothing_of_one_that_is_made_there_ane
     assert store.fetch(second.artifact, tmp_path / "cache").is_dir()
 
 
-def test_what_was_made_of_a_version_that_was_deleted_meanwhile_is_no_version_and_its_files_go(
+def test_preparation_of_a_deleted_version_is_refused_and_its_files_are_removed(
     database: Database, store: Store, parent: DatasetVersion, tmp_path: Path
 ) -> None:
     """No job of the queue names it: the asset was materialized by hand."""
@@ -273,9 +273,7 @@ def test_what_was_made_of_a_version_that_was_deleted_meanwhile_is_no_version_and
 
 
 @pytest.mark.parametrize("kind", ["postgresql"])
-def test_a_deletion_waits_for_what_is_just_made_of_the_version(
-    postgres_url: str, store: Store, tmp_path: Path, kind: str
-) -> None:
+def test_deletion_waits_for_a_concurrent_derivation(postgres_url: str, store: Store, tmp_path: Path, kind: str) -> None:
     database = Database(postgres_url)
     version = source(database, store, tmp_path)
     artifact = prepared(store, version, tmp_path, "a").artifacts["dataset"]
@@ -290,9 +288,7 @@ def test_a_deletion_waits_for_what_is_just_made_of_the_version(
 
 
 @pytest.mark.parametrize("kind", ["postgresql"])
-def test_what_is_made_of_a_version_waits_for_its_deletion(
-    postgres_url: str, store: Store, tmp_path: Path, kind: str
-) -> None:
+def test_derivation_waits_for_a_concurrent_deletion(postgres_url: str, store: Store, tmp_path: Path, kind: str) -> None:
     database = Database(postgres_url)
     version = source(database, store, tmp_path)
     result = prepared(store, version, tmp_path, "a")

@@ -22,7 +22,7 @@ from tests.support.s3_server import VARIABLES
 __all__ = ["database", "database_url", "migrated_sqlite", "postgres", "postgres_url", "sqlite_url", "store"]
 
 
-def test_splits_cost_little_whatever_changed_and_go_with_their_version(
+def test_splits_take_little_space_and_are_deleted_with_their_version(
     database: Database, store: Store, tmp_path: Path
 ) -> None:
     lines = corpus(3_000_000)
@@ -47,7 +47,7 @@ def test_splits_cost_little_whatever_changed_and_go_with_their_version(
     assert store.list(ALL) == []
 
 
-def test_a_version_is_checked_where_it_lies(database: Database, store: Store, tmp_path: Path) -> None:
+def test_version_is_validated_in_place(database: Database, store: Store, tmp_path: Path) -> None:
     lines = corpus(3_000_000)
     version, _ = create(database, store, tmp_path, "".join(lines))
     place = f"{version.storage_path}validate/x"

@@ -78,20 +78,20 @@ def described(
     return statistics, ValidationFacts(violations=violations, drift=drift)
 
 
-def test_nothing_of_the_data_becomes_markup(document: str) -> None:
+def test_report_escapes_markup_in_the_data(document: str) -> None:
     assert "<script" not in document
     assert "<img" not in document
     assert document.count("onerror=alert(1)&gt;") == document.count("onerror=alert(1)") > 10
 
 
-def test_the_page_needs_nothing_else(document: str) -> None:
+def test_report_loads_no_external_resource(document: str) -> None:
     outside = re.findall(r"""(?:src|href)\s*=|@import|url\(|https?://[^"\s<]+""", document.replace(EVIL, ""))
     assert set(outside) <= {"http://www.w3.org/2000/svg", "src="}
     assert "src=x" in document  # the one in the data's own text, which is escaped
 
 
 @pytest.mark.requirement("B17")
-def test_a_browser_shows_it_with_all_its_parts(document: str, tmp_path: Path) -> None:
+def test_report_shows_all_its_parts_in_a_browser(document: str, tmp_path: Path) -> None:
     file = tmp_path / "report.html"
     file.write_text(document, encoding="utf-8")
     parts = ("Checks", "Schema and completeness", "Distributions", "Drift from d@1", "Slices", "Lineage", "Sample records")

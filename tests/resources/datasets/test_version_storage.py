@@ -88,7 +88,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
     assert int(done.stdout) < 30_000_000
 
 
-def test_what_was_stored_is_what_came_and_each_chunk_lies_under_its_hash(
+def test_stored_content_equals_the_input_and_chunks_are_named_by_hash(
     database: Database, store: Store, tmp_path: Path
 ) -> None:
     text = "".join(corpus(3_000_000))
@@ -102,7 +102,9 @@ def test_what_was_stored_is_what_came_and_each_chunk_lies_under_its_hash(
 
 
 @pytest.mark.requirement("X1")
-def test_every_object_on_s3_is_encrypted_and_large_chunks_are_whole(sqlite_url: str, s3: S3Server, tmp_path: Path) -> None:
+def test_every_object_on_s3_is_encrypted_and_known_chunks_are_not_sent_again(
+    sqlite_url: str, s3: S3Server, tmp_path: Path
+) -> None:
     def puts() -> list[S3Request]:
         return [request for request in s3.requests if request.method in ("PUT", "POST")]
 
@@ -115,7 +117,7 @@ def test_every_object_on_s3_is_encrypted_and_large_chunks_are_whole(sqlite_url: 
 
 
 @pytest.mark.parametrize("damage", ["flip", "remove"])
-def test_a_broken_chunk_is_named_and_nothing_of_it_is_given_away(
+def test_broken_chunk_is_named_and_none_of_its_bytes_are_returned(
     database: Database, store: Store, tmp_path: Path, damage: str
 ) -> None:
     version, _ = create(database, store, tmp_path, "".join(corpus(3_000_000)))
@@ -135,7 +137,7 @@ def test_a_broken_chunk_is_named_and_nothing_of_it_is_given_away(
 
 
 @pytest.mark.parametrize("damage", ["flip", "remove"])
-def test_the_proof_names_the_chunk_that_is_broken_and_no_other(sqlite_url: str, tmp_path: Path, damage: str) -> None:
+def test_proof_names_only_the_broken_chunk(sqlite_url: str, tmp_path: Path, damage: str) -> None:
     database, store = Database(sqlite_url), in_folder(tmp_path)
     version, _ = create(database, store, tmp_path, "".join(corpus(3_000_000)))
 
@@ -160,7 +162,7 @@ def test_the_proof_names_the_chunk_that_is_broken_and_no_other(sqlite_url: str, 
     assert broken() == []
 
 
-def test_a_deletion_takes_what_no_other_version_has_and_gives_no_number_twice(
+def test_deletion_removes_only_unshared_chunks_and_never_reuses_a_number(
     database: Database, store: Store, tmp_path: Path
 ) -> None:
     lines = corpus(4_000_000)
@@ -186,7 +188,7 @@ def test_a_deletion_takes_what_no_other_version_has_and_gives_no_number_twice(
     assert [count(database, table) for table in (artifacts, chunk_claims, dataset_holders)] == [0, 0, 0]
 
 
-def test_a_version_that_others_were_made_of_is_not_deleted_and_they_are_named(database: Database, tmp_path: Path) -> None:
+def test_deletion_of_a_version_with_descendants_is_refused_with_their_names(database: Database, tmp_path: Path) -> None:
     store = in_folder(tmp_path)
     version, _ = create(database, store, tmp_path, '{"a": 1}\n')
     (tmp_path / "run").mkdir()
@@ -227,7 +229,7 @@ def test_a_version_that_is_made_while_its_chunks_are_deleted_is_whole(database: 
         assert chunks(store) == set()
 
 
-def test_what_is_on_its_way_holds_its_chunks_against_a_deletion(database: Database, tmp_path: Path) -> None:
+def test_upload_in_progress_protects_its_chunks_from_a_deletion(database: Database, tmp_path: Path) -> None:
     store = in_folder(tmp_path)
     victim, _ = create(database, store, tmp_path, '{"a": 1}\n')
     held = chunks(store)
@@ -245,7 +247,7 @@ def age_all(database: Database) -> None:
         connection.execute(update(dataset_holders).values(updated_at=1))
 
 
-def test_what_a_dead_upload_left_goes_after_a_day_and_versions_stay(database: Database, tmp_path: Path) -> None:
+def test_remains_of_an_abandoned_upload_are_removed_after_a_day(database: Database, tmp_path: Path) -> None:
     store = in_folder(tmp_path)
     version, _ = create(database, store, tmp_path, '{"a": 1}\n')
     claims = ChunkClaims(database, "default", f"{ALL}/d")
@@ -290,7 +292,7 @@ create_version(Database(sys.argv[2]), store, name="d", path=path, user="u", orga
 
 
 @pytest.mark.parametrize("puts", [1, 3, -1])
-def test_a_kill_leaves_nothing_that_can_be_seen_and_the_next_attempt_succeeds(
+def test_killed_creation_leaves_no_visible_version_and_can_be_repeated(
     database_url: str, store: Store, tmp_path: Path, puts: int
 ) -> None:
     """`puts` objects are stored before the kill, the last of which may be the last manifest."""
@@ -317,7 +319,7 @@ def test_a_kill_leaves_nothing_that_can_be_seen_and_the_next_attempt_succeeds(
     assert store.list(ALL) == []
 
 
-def test_threads_that_create_at_once_make_one_version_of_each_content(database: Database, tmp_path: Path) -> None:
+def test_concurrent_threads_create_one_version_per_content(database: Database, tmp_path: Path) -> None:
     store = in_folder(tmp_path)
     made: list[tuple[DatasetVersion, bool]] = []
 
@@ -338,7 +340,7 @@ def test_threads_that_create_at_once_make_one_version_of_each_content(database: 
     assert {content(store, version) for version in versions} == {f'{{"a":{turn}}}\n' for turn in range(4)}
 
 
-def test_what_was_prepared_of_a_version_keeps_it_though_it_lies_in_its_folder(database: Database, tmp_path: Path) -> None:
+def test_version_with_prepared_data_in_its_folder_is_not_deleted(database: Database, tmp_path: Path) -> None:
     store = in_folder(tmp_path)
     version, _ = create(database, store, tmp_path, '{"a": 1}\n')
     (tmp_path / "made").mkdir()
@@ -352,7 +354,9 @@ def test_what_was_prepared_of_a_version_keeps_it_though_it_lies_in_its_folder(da
 
 
 @pytest.mark.parametrize("kind", ["postgresql"])
-def test_what_becomes_a_version_while_the_dead_are_removed_lives(postgres_url: str, tmp_path: Path, kind: str) -> None:
+def test_version_committed_during_cleanup_of_abandoned_uploads_survives(
+    postgres_url: str, tmp_path: Path, kind: str
+) -> None:
     """An upload took more than a day between two signs of life, and somebody comes by as it commits."""
     database, store = Database(postgres_url), in_folder(tmp_path)
     version, _ = create(database, store, tmp_path, '{"a": 1}\n')

@@ -14,7 +14,7 @@ from resources.estimate.admission import admit_recipe
 ONE_80GB = {"hardware": {"gpus": 1, "gpu_type": "nvidia-a100-80gb"}, "distributed": None}
 
 
-def test_a_job_that_does_not_fit_is_told_what_does_whatever_other_recipe_is_broken(
+def test_job_that_does_not_fit_is_refused_with_a_fitting_recipe_despite_a_broken_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was told that another recipe had a key misspelled, and not that it does not fit."""
@@ -29,7 +29,7 @@ def test_a_job_that_does_not_fit_is_told_what_does_whatever_other_recipe_is_brok
         admit_recipe(recipe, resolve_shape(recipe))
 
 
-def test_where_no_recipe_fits_it_is_told_what_to_lower() -> None:
+def test_job_that_fits_no_recipe_is_refused_with_the_keys_to_lower() -> None:
     """None of that base model is of this objective."""
     recipe = Recipe.named("zen-72b-lora").changed({**ONE_80GB, "objective": "dpo", "batch_size": 1})
     with pytest.raises(HanzoError, match=r"no recipe of this base model fits: lower batch_size or sequence_length$"):

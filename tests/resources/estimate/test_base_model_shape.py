@@ -32,13 +32,13 @@ def store(tmp_path: Path) -> Store:
     ],
     ids=["nobody said", "pinned", "of another model", "stated"],
 )
-def test_a_shape_is_assumed_of_a_model_that_nobody_has_pinned_or_stated(changed: dict[str, Any], assumed: bool) -> None:
+def test_shape_is_assumed_unless_the_model_is_pinned_or_its_shape_given(changed: dict[str, Any], assumed: bool) -> None:
     recipe = Recipe.named("zen-7b-lora")
     assert recipe.base_model.uri in ASSUMED_SHAPES
     assert is_shape_assumed(recipe.changed(changed)) is assumed
 
 
-def test_a_base_model_that_was_fetched_says_its_own_shape(store: Store) -> None:
+def test_fetched_base_model_gives_its_own_shape(store: Store) -> None:
     recipe = Recipe.named("smollm2-135m-lora")
     uri = recipe.base_model.artifact_uri
     known = known_shape(recipe)

@@ -28,13 +28,13 @@ def estimated(*past: PastRun, recipe: Recipe = RECIPE, dataset: DatasetTokens | 
     return estimate_job(recipe, shape, memory=check_fit(recipe, shape, 0), dataset=dataset, past=past, prices=PRICES)
 
 
-def test_tokens_are_those_of_all_steps_and_epochs_those_of_the_dataset() -> None:
+def test_tokens_cover_all_steps_and_epochs_follow_from_the_dataset() -> None:
     found = estimated(dataset=DatasetTokens(10_000_000, 9_000, "counted"))
     assert found.tokens == 10_000 * 4 * 4 * 2048
     assert found.epochs == pytest.approx(32.768)
 
 
-def test_pairs_are_as_long_as_those_of_the_dataset_and_not_packed() -> None:
+def test_pairs_are_estimated_unpacked_at_their_average_length() -> None:
     """Each answer was taken for sequence_length tokens: hours and dollars of short pairs were ten times what they cost."""
     pairs = RECIPE.changed({"objective": "dpo"})
     most = 10_000 * 16 * 2 * 2048
@@ -54,7 +54,7 @@ def test_pairs_are_as_long_as_those_of_the_dataset_and_not_packed() -> None:
     assert long.tokens == most, "answers are cut at sequence_length"
 
 
-def test_a_past_run_of_pairs_had_the_tokens_that_it_says_it_used() -> None:
+def test_tokens_per_step_of_pairs_are_those_that_the_past_run_logged() -> None:
     pairs = RECIPE.changed({"objective": "orpo"})
     used = [MetricPoint("system/total_steps", 50.0, 0, 1), MetricPoint("system/total_tokens_processed", 12_500.0, 0, 1)]
     assert tokens_per_step(pairs, used) == 250
@@ -63,7 +63,7 @@ def test_a_past_run_of_pairs_had_the_tokens_that_it_says_it_used() -> None:
 
 
 @pytest.mark.requirement("L9")
-def test_tokens_are_held_against_the_parameters_that_are_trained() -> None:
+def test_tokens_per_parameter_count_only_trained_parameters() -> None:
     """All 7.6 billion, or the adapter's 161 million."""
     full = Recipe.named("zen-7b-full")
     found = estimated(recipe=full)
@@ -77,13 +77,13 @@ def test_tokens_are_held_against_the_parameters_that_are_trained() -> None:
     assert unknown.trained is None and unknown.tokens_per_parameter is None
 
 
-def test_without_a_past_run_the_range_is_wide_and_says_that_it_is_assumed() -> None:
+def test_estimate_without_a_past_run_is_a_wide_assumed_range() -> None:
     found = estimated()
     assert found.hours is not None and found.source.startswith("assumed")
     assert found.hours.high > 3 * found.hours.low
 
 
-def test_what_is_assumed_is_said_as_it_was_reckoned_with() -> None:
+def test_assumed_source_names_the_throughput_used_in_the_estimate() -> None:
     """Of blocks that are compiled another share of the peak was taken than was told."""
     compiled, sharded = Recipe.named("zen-7b-lora"), Recipe.named("zen-72b-lora")
     assert estimated(recipe=compiled).source.endswith("; 15% to 60% of the GPU's peak")
@@ -107,7 +107,7 @@ def test_several_past_runs_give_the_range_that_they_had() -> None:
     assert found.hours.high * 3600 == pytest.approx(found.tokens / 900 + 90)
 
 
-def test_past_runs_of_another_length_count_by_their_operations() -> None:
+def test_past_runs_of_another_sequence_length_are_scaled_by_operations() -> None:
     """A longer sequence costs more for each token: attention."""
     longer = RECIPE.changed({"sequence_length": 8192, "batch_size": 1})
     found = estimated(run(2000.0, 0.0), recipe=longer)
@@ -115,14 +115,14 @@ def test_past_runs_of_another_length_count_by_their_operations() -> None:
     assert found.hours.likely * 3600 > found.tokens / 2000 * 1.05
 
 
-def test_a_run_that_did_not_end_says_how_fast_it_was_and_not_what_is_around_its_steps() -> None:
+def test_unfinished_past_run_gives_its_speed_and_no_overhead() -> None:
     found = estimated(run(2000.0))
     assert found.hours is not None
     assert found.hours.likely * 3600 == pytest.approx(found.tokens / 2000 + DEFAULT_OVERHEAD_SECONDS.likely)
 
 
 @pytest.mark.requirement("Z26")
-def test_dollars_are_those_of_all_gpus_by_the_price_book() -> None:
+def test_dollars_are_priced_for_all_gpus_by_the_price_book() -> None:
     """Not of the recipe's own $4.17: that is shown beside."""
     found = estimated(recipe=Recipe.named("zen-72b-full"))
     assert found.hours is not None and found.dollars is not None and found.gpus == 32
@@ -138,18 +138,18 @@ def test_a_gpu_without_a_price_has_no_cost_and_the_note_says_where_to_put_it() -
     assert any("prices.gpu_hour" in note for note in found.notes)
 
 
-def test_what_needs_no_gpu_costs_nothing_and_asks_for_no_price() -> None:
+def test_job_without_gpus_costs_nothing_and_needs_no_price() -> None:
     found = estimated(recipe=Recipe.named("smollm2-135m-lora"))
     assert found.hours is not None and found.dollars is not None and found.dollars.high == 0
     assert not any(note.startswith("dollars") for note in found.notes)
 
 
-def test_a_dataset_that_is_empty_says_nothing_of_pairs() -> None:
+def test_empty_dataset_gives_no_pair_length() -> None:
     found = estimated(recipe=RECIPE.changed({"objective": "dpo"}), dataset=DatasetTokens(0, 0, "counted"))
     assert found.epochs is None and found.tokens == 10_000 * 16 * 2 * 2048
 
 
-def test_a_model_of_unknown_shape_has_no_hours_before_its_first_run_and_then_by_tokens() -> None:
+def test_model_of_unknown_shape_has_hours_only_after_a_first_run() -> None:
     unknown = RECIPE.changed({"base_model": "someone/else"})
     nothing = estimate_job(unknown, None, memory=None, dataset=None, past=[], prices=PRICES)
     assert nothing.hours is None and nothing.dollars is None
@@ -160,17 +160,17 @@ def test_a_model_of_unknown_shape_has_no_hours_before_its_first_run_and_then_by_
     assert after.hours is not None and after.hours.likely * 3600 == pytest.approx(after.tokens / 500)
 
 
-def test_a_pause_between_two_steps_is_none_of_their_time() -> None:
+def test_pause_between_two_steps_is_excluded_from_step_time() -> None:
     """The run was killed after step 10 and went on an hour later."""
     times = {step: step * 1000 for step in range(1, 11)} | {step: 3_600_000 + step * 1000 for step in range(11, 21)}
     assert seconds_per_step(times) == pytest.approx(1.0)
 
 
-def test_steps_of_which_some_have_no_loss_are_as_long_as_the_others() -> None:
+def test_steps_without_a_logged_loss_keep_the_step_time() -> None:
     assert seconds_per_step({step: step * 1000 for step in (1, 2, 3, 4, 8, 20)}) == pytest.approx(1.0)
 
 
-def test_an_evaluation_between_two_steps_belongs_to_them() -> None:
+def test_evaluation_between_two_steps_is_included_in_step_time() -> None:
     times = {step: step * 1000 + (4000 if step > 5 else 0) for step in range(1, 11)}
     assert seconds_per_step(times) == pytest.approx((8 * 1 + 5) / 9)
 
@@ -178,7 +178,7 @@ def test_an_evaluation_between_two_steps_belongs_to_them() -> None:
 @pytest.mark.parametrize(
     "times", [{}, {1: 0}, {1: 0, 2: 1000}, {step: step * 1000 for step in range(5)}, dict.fromkeys(range(100), 5)]
 )
-def test_too_few_steps_say_nothing(times: dict[int, int]) -> None:
+def test_too_few_steps_give_no_step_time(times: dict[int, int]) -> None:
     assert seconds_per_step(times) is None
 
 
@@ -187,7 +187,7 @@ def test_too_few_steps_say_nothing(times: dict[int, int]) -> None:
     [(10_000, 0), (DAYS_MS + 10_000, DAYS_MS), (10_000, 15_000)],
     ids=["once", "again before its first step", "again between two steps"],
 )
-def test_what_is_around_the_steps_is_no_time_that_a_job_stood_still(first: int, begun_at: int) -> None:
+def test_overhead_excludes_the_time_that_a_job_stood_still(first: int, begun_at: int) -> None:
     """One failed before its first step and was resumed three days later: `started_at` stays that of the first time."""
     times = {step: first + step * 1000 for step in range(21)}
     job = JobRecord("j", "j", "training", "completed", {}, "u", "default", 0, 0, first + 40_000, "", {}, None)
@@ -204,9 +204,7 @@ def test_what_is_around_the_steps_is_no_time_that_a_job_stood_still(first: int, 
         ("completed", 0, 40_000, 19),  # its last loss has not arrived
     ],
 )
-def test_of_a_job_that_did_not_run_through_nobody_knows_what_is_around_its_steps(
-    status: str, started_at: int | None, ended_at: int | None, last: int
-) -> None:
+def test_incomplete_job_has_no_known_overhead(status: str, started_at: int | None, ended_at: int | None, last: int) -> None:
     times = {step: 10_000 + step * 1000 for step in range(last + 1)}
     job = JobRecord("j", "j", "training", status, {}, "u", "default", 0, started_at, ended_at, "", {}, None)
     assert job_overhead_seconds(job, times, 20, 0) is None

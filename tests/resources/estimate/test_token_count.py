@@ -64,7 +64,7 @@ def rows(count: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("system_prompt", [None, "You know every door."])
-def test_a_small_dataset_is_counted_as_training_counts_it(place: Place, system_prompt: str | None) -> None:
+def test_small_dataset_is_counted_as_in_training(place: Place, system_prompt: str | None) -> None:
     place.store_tokenizer()
     version = place.version(rows(300))
     folder = place.store.fetch(version.artifact, place.folder)
@@ -87,7 +87,7 @@ FORMS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("system_prompt", [None, "Be brief."])
 @pytest.mark.parametrize("record", FORMS)
-def test_every_form_of_record_is_counted_as_training_counts_it(
+def test_every_form_of_record_is_counted_as_in_training(
     place: Place, record: dict[str, Any], system_prompt: str | None
 ) -> None:
     """They were a conversation of no answer, whose bytes were counted with keys, quotes and roles."""
@@ -101,7 +101,7 @@ def test_every_form_of_record_is_counted_as_training_counts_it(
     assert found.source == "counted, with the base model's tokenizer"
 
 
-def test_of_a_pair_both_answers_are_counted_with_their_prompt(place: Place) -> None:
+def test_both_answers_of_a_pair_are_counted_with_their_prompt(place: Place) -> None:
     """As a step reads them, whose tokens the estimate divides by these."""
     place.store_tokenizer()
     version = place.version([{"prompt": f"Door {n} is", "chosen": " red.", "rejected": " a blue cat."} for n in range(20)])
@@ -112,7 +112,7 @@ def test_of_a_pair_both_answers_are_counted_with_their_prompt(place: Place) -> N
     assert (found.count, found.records) == (expected, 20)
 
 
-def test_what_was_uploaded_compressed_is_assumed_by_what_it_holds(place: Place) -> None:
+def test_compressed_upload_is_assumed_by_its_uncompressed_size(place: Place) -> None:
     lines = "".join(json.dumps(row) + "\n" for row in rows(3000)).encode()
     path = place.folder / "raw.jsonl.gz"
     path.write_bytes(gzip.compress(lines))
@@ -121,7 +121,7 @@ def test_what_was_uploaded_compressed_is_assumed_by_what_it_holds(place: Place) 
     assert count_dataset_tokens(version, recipe(), place.store).count == held // 4 > version.size_bytes
 
 
-def test_a_large_one_is_sampled_and_close(place: Place) -> None:
+def test_large_dataset_is_sampled_within_ten_percent(place: Place) -> None:
     """Its records are sorted by length, so a sample of its beginning alone would be wrong."""
     place.store_tokenizer()
     many = [{"instruction": f"Door {n}? " + "Look well. " * (n // 40), "answer": f"{n}."} for n in range(4000)]
@@ -135,7 +135,7 @@ def test_a_large_one_is_sampled_and_close(place: Place) -> None:
     assert found.count == pytest.approx(sum(len(example.tokens) for example in trained), rel=0.1)
 
 
-def test_before_the_tokenizer_is_at_hand_bytes_count_and_it_says_so(place: Place) -> None:
+def test_count_without_a_tokenizer_is_assumed_from_bytes(place: Place) -> None:
     version = place.version(rows(10))
     found = count_dataset_tokens(version, recipe(), place.store)
     assert found.count == version.artifact.size_bytes // 4, "of its records, not of what was uploaded"
@@ -144,7 +144,7 @@ def test_before_the_tokenizer_is_at_hand_bytes_count_and_it_says_so(place: Place
     assert unpinned == found
 
 
-def test_a_template_that_needs_more_than_there_is_ends_in_the_assumption(place: Place) -> None:
+def test_template_that_fails_to_render_falls_back_to_the_assumption(place: Place) -> None:
     place.store_tokenizer()
     uri = f"s3://hanzo-models/base/{SHA}"
     config = json.loads(place.store.get_bytes(f"{uri}/tokenizer_config.json"))
@@ -164,7 +164,7 @@ OF_OTHERS = {
 
 
 @pytest.mark.parametrize("template", OF_OTHERS)
-def test_what_transformers_adds_to_a_template_s_language_is_known(place: Place, template: str) -> None:
+def test_template_extensions_of_transformers_are_supported(place: Place, template: str) -> None:
     """The estimate ended with a template's syntax error, and no word of what was wrong."""
     place.store_tokenizer()
     place.store.put_bytes(f"s3://hanzo-models/base/{SHA}/chat_template.jinja", OF_OTHERS[template].encode())
@@ -182,7 +182,7 @@ def test_what_transformers_adds_to_a_template_s_language_is_known(place: Place, 
 
 
 @pytest.mark.parametrize(("name", "source"), [("default", "counted, with the base model's tokenizer"), ("rag", "assumed")])
-def test_of_several_templates_the_default_counts(place: Place, name: str, source: str) -> None:
+def test_default_of_several_templates_is_used(place: Place, name: str, source: str) -> None:
     """As the tokenizers of Hermes and Command R have them."""
     place.store_tokenizer()
     uri = f"s3://hanzo-models/base/{SHA}"

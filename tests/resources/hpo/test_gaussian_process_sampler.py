@@ -37,7 +37,7 @@ def trials_of(count: int) -> list[Trial]:
 
 
 @pytest.mark.parametrize("logs", [[-0.7, -0.7, -0.7, -4.6], [0.5, -3.0, 2.0, -1.0], [-3.9, 2.9, 0.0, -9.2]])
-def test_its_slope_is_that_of_what_it_makes_small(logs: list[float]) -> None:
+def test_gradient_matches_the_negative_log_likelihood(logs: list[float]) -> None:
     chance = np.random.default_rng(1)
     points, values = chance.random((20, 3)), chance.standard_normal(20)
 
@@ -50,7 +50,7 @@ def test_its_slope_is_that_of_what_it_makes_small(logs: list[float]) -> None:
     )
 
 
-def test_of_many_trials_the_best_and_the_newest_are_remembered_and_the_others_change_nothing() -> None:
+def test_fit_uses_only_the_best_and_newest_of_many_trials() -> None:
     config = sweep(strategy="bayesian", sampler="gp", search_space=SPACE, max_trials=10_000)
     trials = trials_of(2 * MAX_FITTED_TRIALS)
     kept = {trial.number for trial in select_trials(rank_trials(trials, "minimize"))}
@@ -63,13 +63,13 @@ def test_of_many_trials_the_best_and_the_newest_are_remembered_and_the_others_ch
 
 
 @pytest.mark.parametrize("count", [1, MAX_FITTED_TRIALS - 1, MAX_FITTED_TRIALS])
-def test_of_few_trials_all_are_remembered(count: int) -> None:
+def test_fit_uses_all_of_few_trials(count: int) -> None:
     told = rank_trials(trials_of(count), "minimize")
     assert sorted(trial.number for trial in select_trials(told)) == list(range(count))
     assert select_trials(told)[0] == told[0]
 
 
-def test_how_far_a_trial_diverged_changes_nothing() -> None:
+def test_suggestion_is_independent_of_the_magnitude_of_a_divergence() -> None:
     """At a loss of 1e6 beside others of about 1, the others were all one: it searched no better than chance."""
     config = sweep(strategy="bayesian", sampler="gp", search_space=SPACE, max_trials=100)
     *trials, last = trials_of(30)
@@ -77,19 +77,19 @@ def test_how_far_a_trial_diverged_changes_nothing() -> None:
     assert found[0] == found[1] == found[2] != suggest(config, [*trials, replace(last, value=-1.0)])
 
 
-def test_what_is_far_is_told_by_the_trials_by_chance_and_not_by_those_that_it_has_found_itself() -> None:
+def test_outlier_limit_follows_from_the_random_trials_only() -> None:
     """Of a hundred that are all but the best, those by chance at the beginning are as bad as they were."""
     first = np.linspace(0.0, 4.0, RANDOM_TRIALS)
     costs = np.concatenate([first, np.full(100, 1e-3), [1e6]])
     assert list(clip_outliers(costs, first)) == [*costs[:-1], 11.0]
 
 
-def test_where_a_quarter_has_the_best_value_the_others_are_not_the_same_as_they_are() -> None:
+def test_many_equal_best_values_do_not_clip_the_others() -> None:
     costs = np.array([1.0, 1.0, 1.0, 1.0, *range(2, 8)])
     assert list(clip_outliers(costs, costs)) == list(costs)
 
 
-def test_it_computes_on_one_core_and_leaves_the_others_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fit_uses_one_thread_and_restores_the_thread_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a thread for each, beside trainings that have them all, a look at a sweep took seconds."""
 
     def cores() -> set[int]:

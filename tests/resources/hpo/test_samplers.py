@@ -30,7 +30,7 @@ def tried(config: SweepConfig, count: int) -> list[Trial]:
 
 
 @SAMPLERS
-def test_what_is_to_be_large_is_searched_as_what_is_to_be_small(sampler: str) -> None:
+def test_maximizing_mirrors_minimizing(sampler: str) -> None:
     """Exactly: of the opposite values the same follows."""
     smaller, larger = (search(sampler, objective={"metric": "m", "direction": to}) for to in ("minimize", "maximize"))
     trials = tried(smaller, 20)
@@ -40,7 +40,7 @@ def test_what_is_to_be_large_is_searched_as_what_is_to_be_small(sampler: str) ->
 
 
 @SAMPLERS
-def test_it_learns_from_trials_that_were_stopped_early_and_not_from_those_that_failed(sampler: str) -> None:
+def test_sampler_learns_from_pruned_trials_and_not_from_failed_ones(sampler: str) -> None:
     """Of all that reached the same step, as much as from trials that were not stopped."""
     config = search(sampler)
     completed = tried(config, 20)

@@ -27,7 +27,7 @@ SPACE: Space = {"learning_rate": RATE, "warmup_ratio": RATIO, "lora_rank": RANK}
 
 
 @pytest.mark.requirement("K3")
-def test_a_grid_is_every_combination_once() -> None:
+def test_grid_has_every_combination_once() -> None:
     points = [tuple(grid_point(SPACE, number).values()) for number in range(grid_size(SPACE))]
     assert len(set(points)) == 4 * 3 * 3
     assert sorted({round(math.log10(float(point[0])), 6) for point in points}) == [-6, -5, -4, -3]
@@ -43,7 +43,7 @@ def test_a_log_uniform_has_as_many_values_in_each_order_of_magnitude() -> None:
 
 
 @pytest.mark.parametrize("top", [1e200, 1.7976931348623157e308])
-def test_a_range_whose_ratio_is_no_number_is_searched_as_any_other(top: float) -> None:
+def test_log_uniform_range_with_an_overflowing_ratio_is_searchable(top: float) -> None:
     wide = LogUniform(type="log_uniform", min=1e-200, max=top)
     shares = [0.0, 0.25, 0.5, 1.0]
     values = [wide.at(share) for share in shares]
@@ -51,7 +51,7 @@ def test_a_range_whose_ratio_is_no_number_is_searched_as_any_other(top: float) -
     assert [axis_share(wide, value) for value in values] == pytest.approx(shares)
 
 
-def test_what_is_perturbed_stays_near_and_inside() -> None:
+def test_perturbed_params_stay_near_and_within_their_range() -> None:
     chance = random.Random(1)
     for _ in range(200):
         params = sample_params(SPACE, chance)
@@ -61,7 +61,7 @@ def test_what_is_perturbed_stays_near_and_inside() -> None:
         assert abs(RANK.values.index(near["lora_rank"]) - RANK.values.index(params["lora_rank"])) <= 1
 
 
-def test_numbers_that_yaml_reads_as_texts_are_numbers() -> None:
+def test_numbers_that_yaml_reads_as_strings_are_converted() -> None:
     document = yaml.safe_load(
         "{rate: {type: choice, values: [1e-5, 1e+1, a1e5, 2]}, other: {type: uniform, min: 1e-6, max: 1e2}}"
     )
@@ -83,6 +83,6 @@ def test_numbers_that_yaml_reads_as_texts_are_numbers() -> None:
         ({"type": "normal", "mean": 0}, "tag 'normal'"),
     ],
 )
-def test_a_dimension_that_is_none_is_refused(given: dict[str, object], words: str) -> None:
+def test_invalid_dimension_is_refused(given: dict[str, object], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         TypeAdapter[Dimension](Dimension).validate_python(given)

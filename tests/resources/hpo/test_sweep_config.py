@@ -31,7 +31,7 @@ def sweep(**changed: Any) -> SweepConfig:
         (12, 8, {"population": 4, "generations": 3}, 4, 3),
     ],
 )
-def test_a_population_has_as_many_generations_as_there_is_room_for(
+def test_population_and_generations_follow_from_the_trial_limit(
     max_trials: int, at_once: int, pbt: dict[str, int], population: int, generations: int
 ) -> None:
     found = sweep(max_trials=max_trials, max_concurrent_trials=at_once, pbt=pbt)
@@ -47,13 +47,13 @@ def test_a_population_has_as_many_generations_as_there_is_room_for(
         ({"population": 13, "generations": 1}, "are 13 trials"),
     ],
 )
-def test_one_that_has_no_room_is_refused(pbt: dict[str, int], said: str) -> None:
+def test_population_beyond_the_trial_limit_is_refused(pbt: dict[str, int], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         sweep(max_trials=12, pbt=pbt)
 
 
 @pytest.mark.parametrize("key", ["lora_rank", "lora_target_modules", "method", "base_model"])
-def test_what_shapes_weights_is_not_searched_where_they_are_copied(key: str) -> None:
+def test_pbt_over_keys_that_change_weight_shapes_is_refused(key: str) -> None:
     choice = {key: {"type": "choice", "values": ["a", "b"]}}
     with pytest.raises(ValidationError, match=f"strategy pbt copies weights, and {key} changes their shape"):
         sweep(search_space=choice)
@@ -61,7 +61,7 @@ def test_what_shapes_weights_is_not_searched_where_they_are_copied(key: str) -> 
 
 
 @pytest.mark.requirement("Z14")
-def test_the_server_s_settings_hold_where_nothing_is_said() -> None:
+def test_unset_keys_of_a_sweep_take_the_server_settings() -> None:
     silent = SweepRequest.model_validate({key: value for key, value in SWEEP.items() if key != "strategy"})
     found = silent.completed("random", 3)
     assert (found.strategy, found.max_concurrent_trials) == ("random", 3)
@@ -69,7 +69,7 @@ def test_the_server_s_settings_hold_where_nothing_is_said() -> None:
     assert (told.strategy, told.max_concurrent_trials) == ("pbt", 2)
 
 
-def test_of_equal_trials_the_earlier_is_the_better_one() -> None:
+def test_earlier_of_equal_trials_ranks_first() -> None:
     trials = [Trial(number, f"j{number}", {}, "completed", 0, value=1.0) for number in (2, 0, 1)]
     for direction in ("minimize", "maximize"):
         assert [trial.number for trial in rank_trials(trials, direction)] == [0, 1, 2]

@@ -36,13 +36,13 @@ def lines_of(page: str) -> list[list[float]]:
 
 
 @pytest.mark.parametrize(("direction", "best"), [("minimize", [TOP, FLOOR, FLOOR]), ("maximize", [TOP, TOP, TOP])])
-def test_the_history_has_a_dot_for_each_trial_and_the_best_so_far_as_a_line(direction: str, best: list[float]) -> None:
+def test_history_plots_a_dot_per_trial_and_a_line_of_the_best_so_far(direction: str, best: list[float]) -> None:
     page = history_page(sweep(search_space=SPACE, objective={"metric": "eval/loss", "direction": direction}), TRIALS)
     assert lines_of(page) == [best]
     assert [float(height) for height in re.findall(r'<circle cx="[^"]+" cy="([^"]+)"', page)] == [TOP, FLOOR, MIDDLE]
 
 
-def test_parallel_coordinates_lead_through_every_hyperparameter_to_the_value_and_the_best_lies_on_top() -> None:
+def test_parallel_coordinates_cross_every_hyperparameter_with_the_best_trial_on_top() -> None:
     page = parallel_coordinates_page(sweep(search_space=SPACE), TRIALS)
     assert lines_of(page) == [[FLOOR, TOP, TOP], [MIDDLE, MIDDLE, MIDDLE], [TOP, FLOOR, FLOOR]]  # the last is drawn on top
     assert re.findall(r'font-weight="600">([^<]+)<', page) == ["learning_rate", "lora_rank", "eval/loss"]
@@ -71,7 +71,7 @@ def test_a_trial_that_is_far_worse_does_not_flatten_the_others(direction: str, v
     assert len(set(dots)) == len(set(values)) - any("≥" in end or "≤" in end for end in ends)
 
 
-def test_of_many_hyperparameters_and_long_names_no_text_lies_on_another() -> None:
+def test_texts_of_many_hyperparameters_do_not_overlap() -> None:
     """Of fourteen, each name was written over the next one; of forty values, each over the one above."""
     long = "a-base-model-whose-name-goes-on-and-on"
     space = {f"hyperparameter_number_{number}": {"type": "choice", "values": [1, long]} for number in range(14)}
@@ -102,7 +102,7 @@ def test_of_many_hyperparameters_and_long_names_no_text_lies_on_another() -> Non
         (2e-4, 8e-4, ["0.0002", "0.00028284", "0.0004", "0.00056569", "0.0008"]),  # there is none
     ],
 )
-def test_an_axis_of_magnitudes_is_marked_at_powers_of_ten(low: float, high: float, marks: list[str]) -> None:
+def test_logarithmic_axis_is_marked_at_powers_of_ten(low: float, high: float, marks: list[str]) -> None:
     """At equal ratios they were 5.6234e-06 and such: nobody reads a learning rate so."""
     found = axis_marks(LogUniform(type="log_uniform", min=low, max=high))
     assert [text for _, text in found] == marks
@@ -110,11 +110,11 @@ def test_an_axis_of_magnitudes_is_marked_at_powers_of_ten(low: float, high: floa
     assert [at for at, _ in found] == pytest.approx([axis_share(axis, float(text)) for text in marks], abs=1e-4)
 
 
-def test_where_all_values_are_the_same_the_axis_says_it_once() -> None:
+def test_axis_of_a_constant_value_has_one_label() -> None:
     same = [Trial(number, "", POINTS[number], "completed", 1, value=7.0, step=1) for number in range(2)]
     for page in (history_page(sweep(search_space=SPACE), same), parallel_coordinates_page(sweep(search_space=SPACE), same)):
         assert re.findall(r'y="([^"]+)"[^>]*>7<', page) == [str(MIDDLE + 4)]
 
 
-def test_a_single_trial_is_no_trials() -> None:
+def test_single_trial_is_counted_in_the_singular() -> None:
     assert "<p>1 trial by strategy" in history_page(sweep(search_space=SPACE), TRIALS[:1])

@@ -98,7 +98,7 @@ LISTS: list[Any] = [["q_proj"], ["q_proj", "v_proj"], ["q_proj", "k_proj", "v_pr
 @pytest.mark.parametrize(
     "new_trials", ["grid tpe", "random tpe", "bayesian tpe", "bayesian gp", "pbt tpe", "successive_halving tpe"]
 )
-def test_a_choice_is_of_lists_and_of_nothing_too(new_trials: str) -> None:
+def test_choice_may_contain_lists_and_null(new_trials: str) -> None:
     """People search over target modules; a trial is known by what it was written as, in JSON."""
     strategy, sampler = new_trials.split()
     space = {"modules": {"type": "choice", "values": LISTS}}
@@ -141,7 +141,7 @@ def test_a_sweep_whose_trials_all_failed_has_failed_and_says_why() -> None:
         ((Point(10, 1.0), Point(20, math.inf)), "it diverged: the last 'eval/loss' of its run, at step 20"),
     ],
 )
-def test_a_trial_without_a_finite_objective_has_failed_and_says_which_it_is(points: tuple[Point, ...], why: str) -> None:
+def test_trial_without_a_finite_objective_fails_with_its_cause(points: tuple[Point, ...], why: str) -> None:
     """Of one that diverged it was to be read that nothing was logged."""
     config = sweep(max_trials=1)
     (trial,) = decide_next_step(SWEEP_ID, config, [], {}, 1).new_trials
@@ -172,7 +172,7 @@ def test_trials_that_run_at_once_do_not_try_the_same(sampler: str) -> None:
     assert len(set(rates)) == 4
 
 
-def test_a_trial_that_stalls_is_stopped_and_keeps_its_place_until_it_is_gone() -> None:
+def test_stalled_trial_is_pruned_and_keeps_its_slot_until_it_has_stopped() -> None:
     base = {**sweep().base_config, "max_steps": 80}
     early = {"patience": 3, "min_delta": 0.001}
     config = sweep(base_config=base, early_stopping=early, max_trials=2, max_concurrent_trials=1)
@@ -200,7 +200,7 @@ def test_a_trial_that_stalls_is_stopped_and_keeps_its_place_until_it_is_gone() -
         ({"strategy": "successive_halving", "max_trials": 2}, 40),
     ],
 )
-def test_a_trial_that_has_done_all_its_steps_is_not_stopped_while_it_publishes(changes: dict[str, Any], steps: int) -> None:
+def test_trial_that_completed_its_steps_is_not_pruned_while_publishing(changes: dict[str, Any], steps: int) -> None:
     config = sweep(**{"early_stopping": {"patience": 1, "min_delta": 0.001}, **changes})
     trial, *_ = decide_next_step(SWEEP_ID, config, [], {}, 1).new_trials
     for last, stopped in ((steps - 1, True), (steps, False)):
@@ -240,9 +240,7 @@ def ended(config: SweepConfig, looks: Sequence[int], last: Mapping[int, int]) ->
     ],
     ids=["patience", "patience-and-failures", "halving", "halving-and-patience"],
 )
-def test_which_trials_are_stopped_and_where_is_the_same_however_seldom_anybody_looks(
-    changes: dict[str, Any], last: dict[int, int]
-) -> None:
+def test_pruning_is_independent_of_the_polling_interval(changes: dict[str, Any], last: dict[int, int]) -> None:
     """A trial went on that had met the rule between two looks, or was stopped with what it had by the next."""
     base = {**sweep().base_config, "max_steps": 80}
     config = sweep(base_config=base, max_trials=12, max_concurrent_trials=12, **changes)
@@ -253,7 +251,7 @@ def test_which_trials_are_stopped_and_where_is_the_same_however_seldom_anybody_l
         assert ended(config, looks, last) == often
 
 
-def test_where_nobody_knows_how_long_a_trial_trains_its_last_evaluation_stops_none_that_is_completed() -> None:
+def test_last_evaluation_does_not_prune_a_completed_trial_of_unknown_length() -> None:
     """Of a model definition's own recipe only the asset graph knows how long it trains."""
     config = sweep(base_config={"model": "m"}, early_stopping={"patience": 1, "min_delta": 0.0})
     trial, *_ = decide_next_step(SWEEP_ID, config, [], {}, 1).new_trials
@@ -263,7 +261,7 @@ def test_where_nobody_knows_how_long_a_trial_trains_its_last_evaluation_stops_no
         assert (changed.status, changed.step) == (status, worse)
 
 
-def test_what_becomes_worse_is_better_where_the_objective_is_maximized() -> None:
+def test_early_stopping_follows_the_direction_of_the_objective() -> None:
     early = {"patience": 2, "min_delta": 0.0}
     rising = tuple(Point(at, float(at)) for at in range(1, 6))
     for direction, is_stopped in (("maximize", False), ("minimize", True)):
@@ -293,7 +291,7 @@ def stopped(config: SweepConfig, *points: tuple[Point, ...]) -> dict[int, str]:
     return {number: stop.reason for number, stop in found.items()}
 
 
-def test_of_so_many_at_a_rung_one_in_three_goes_on_and_of_too_few_the_best() -> None:
+def test_halving_promotes_top_third_or_only_the_best_of_a_small_rung() -> None:
     """Whoever gets there last, of so many; the others were there before."""
     config = sweep(strategy="successive_halving", successive_halving={"reduction_factor": 3, "min_steps": RUNG})
     for there, kept in {1: 1, 2: 1, 3: 1, 5: 1, 6: 2, 8: 2, 9: 3}.items():
@@ -304,7 +302,7 @@ def test_of_so_many_at_a_rung_one_in_three_goes_on_and_of_too_few_the_best() -> 
 
 
 @pytest.mark.parametrize("direction", ["minimize", "maximize"])
-def test_a_trial_that_diverges_is_never_among_the_best_whichever_way_it_went(direction: str) -> None:
+def test_diverged_trial_is_never_promoted_in_either_direction(direction: str) -> None:
     """To infinity where more is better, it was the best of all, and every other trial was stopped for it."""
     objective = {"metric": "eval/loss", "direction": direction}
     config = sweep(strategy="successive_halving", successive_halving={"min_steps": RUNG}, objective=objective)
@@ -328,7 +326,7 @@ def test_no_trial_is_stopped_for_one_that_failed_later() -> None:
 
 
 @pytest.mark.parametrize("ended", ["failed", "cancelled"])
-def test_no_trial_is_judged_by_itself_nor_by_one_that_ends_without_a_model_at_the_same_look(ended: str) -> None:
+def test_trial_is_not_judged_by_trials_that_end_without_a_model_in_the_same_poll(ended: str) -> None:
     """Of those five that are left, one in three goes on; the last has not logged anything yet."""
     changes = {"max_trials": 8, "max_concurrent_trials": 8, "successive_halving": {"min_steps": RUNG}}
     config = sweep(strategy="successive_halving", **changes)
@@ -339,7 +337,7 @@ def test_no_trial_is_judged_by_itself_nor_by_one_that_ends_without_a_model_at_th
     assert {trial.number for trial in trials} - {trial.number for trial in step.changed} == {2, 7}
 
 
-def test_a_rung_that_lies_between_evaluations_is_judged_at_the_next() -> None:
+def test_rung_between_evaluations_is_judged_at_the_next_evaluation() -> None:
     """The rung is where the sweep says, and not where its trials evaluate first."""
     config = sweep(strategy="successive_halving", successive_halving={"min_steps": RUNG + 2})
     early, late = ((Point(RUNG, at_first), Point(2 * RUNG, then)) for at_first, then in ((0.0, 5.0), (9.0, 1.0)))
@@ -348,7 +346,7 @@ def test_a_rung_that_lies_between_evaluations_is_judged_at_the_next() -> None:
     assert stopped(config, early, late) == {}
 
 
-def test_the_worst_of_a_population_become_changed_copies_of_the_best() -> None:
+def test_worst_members_of_a_population_become_perturbed_copies_of_the_best() -> None:
     config = sweep(strategy="pbt", pbt={"population": 6, "generations": 3}, max_trials=18, max_concurrent_trials=4)
     trials = World(config).run()
     assert [trial.generation for trial in trials] == [0] * 6 + [1] * 6 + [2] * 6
@@ -369,7 +367,7 @@ def test_the_worst_of_a_population_become_changed_copies_of_the_best() -> None:
     assert build_trial_job(config, trials[0].params)["parameters"]["max_steps"] == 14
 
 
-def test_a_member_that_failed_is_replaced_and_a_population_that_died_ends() -> None:
+def test_failed_member_is_replaced_and_a_fully_failed_population_ends_the_sweep() -> None:
     config = sweep(strategy="pbt", pbt={"population": 3, "generations": 2}, max_trials=6, max_concurrent_trials=3)
     trials = World(config, fails=lambda number: number == 1).run()
     heir = next(trial for trial in trials if (trial.generation, trial.member) == (1, 1))
@@ -379,7 +377,7 @@ def test_a_member_that_failed_is_replaced_and_a_population_that_died_ends() -> N
 
 
 @pytest.mark.requirement("K2")
-def test_the_specification_s_file_becomes_jobs_of_its_recipe() -> None:
+def test_sweep_of_the_specification_creates_jobs_of_its_recipe() -> None:
     config = SweepConfig.model_validate(yaml.safe_load(SPECIFIED))
     trials = decide_next_step(SWEEP_ID, config, [], {}, 1).new_trials
     assert len(trials) == 4
@@ -396,7 +394,7 @@ def test_the_specification_s_file_becomes_jobs_of_its_recipe() -> None:
         }
 
 
-def test_what_a_sweep_does_not_say_is_as_the_specification_has_it() -> None:
+def test_sweep_defaults_are_those_of_the_specification() -> None:
     asked = small(early_stopping={}, objective={"metric": "eval/loss"})
     for key in ("strategy", "max_trials", "max_concurrent_trials"):
         del asked[key]
@@ -423,12 +421,12 @@ def test_what_a_sweep_does_not_say_is_as_the_specification_has_it() -> None:
         ({"max_trails": 3}, "Extra inputs are not permitted"),
     ],
 )
-def test_a_sweep_that_cannot_be_followed_is_refused(changes: dict[str, Any], words: str) -> None:
+def test_invalid_sweep_is_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         sweep(**changes)
 
 
-def test_its_pictures_show_every_trial_that_has_a_value_and_escape_what_users_wrote() -> None:
+def test_plots_show_every_trial_with_a_value_and_escape_user_text() -> None:
     space = {**GRID, "name<b>": {"type": "choice", "values": ["<x>", "y"]}}
     config = sweep(search_space=space, max_trials=5, experiment="<script>")
     trials = World(config, fails=lambda number: number == 2).run()

@@ -34,12 +34,12 @@ def test_a_key_of_another_strategy_is_refused(given: dict[str, Any], said: str) 
         {"early_stopping": {"patience": 3}},
     ],
 )
-def test_a_key_of_its_own_is_taken(given: dict[str, Any]) -> None:
+def test_key_of_the_own_strategy_is_accepted(given: dict[str, Any]) -> None:
     check_sweep(sweep(**given))
 
 
 @pytest.mark.parametrize("strategy", ["bayesian", "grid", "random", "pbt", "successive_halving"])
-def test_what_the_api_answers_of_a_sweep_can_be_sent_again(strategy: str) -> None:
+def test_sweep_returned_by_the_api_can_be_submitted_again(strategy: str) -> None:
     """It has the keys of all strategies, with what they are where nobody says anything."""
     space = {"learning_rate": {"type": "choice", "values": [1e-4, 1e-3]}}
     answered = sweep(strategy=strategy, search_space=space).model_dump(mode="json")

@@ -23,7 +23,7 @@ BASE = sweep().base_config
         ({"recipe": None, "model": "ellarin-assistant"}, {}, 42),
     ],
 )
-def test_a_generation_has_the_seed_of_the_first_and_its_own_number(
+def test_seed_of_a_generation_is_the_first_seed_plus_its_number(
     base: dict[str, Any], params: dict[str, Any], seed: int
 ) -> None:
     config = sweep(base_config={**BASE, **base}, **PBT)
@@ -53,13 +53,13 @@ def test_every_generation_is_evaluated_at_its_end_at_the_latest(every: int | Non
         ),
     ],
 )
-def test_a_trial_has_the_limits_of_its_sweep_and_gives_way(given: Any, schedule: dict[str, Any]) -> None:
+def test_trial_has_the_limits_of_its_sweep_and_low_priority_by_default(given: Any, schedule: dict[str, Any]) -> None:
     job = build_trial_job(sweep(base_config={**BASE, "schedule": given}), {})
     assert job["schedule"] == schedule and "schedule" not in job["parameters"]
 
 
 @pytest.mark.parametrize("given", ["tonight", [], {"priority": "urgent"}, {"deadline": "2h"}])
-def test_a_schedule_that_is_none_is_refused(given: Any) -> None:
+def test_invalid_schedule_is_refused(given: Any) -> None:
     with pytest.raises(HanzoError, match=r"base_config\.schedule"):
         build_trial_job(sweep(base_config={**BASE, "schedule": given}), {})
 
@@ -72,20 +72,20 @@ def test_a_schedule_that_is_none_is_refused(given: Any) -> None:
         ({"method": "full"}, ("sandbox", "smollm2-135m-lora", "full")),
     ],
 )
-def test_a_method_is_a_part_of_a_recipe_s_name_or_else_one_of_its_keys(
+def test_method_selects_the_recipe_by_name_or_becomes_a_parameter(
     base: dict[str, Any], expected: tuple[str, str | None, str | None]
 ) -> None:
     job = build_trial_job(sweep(base_config={**BASE, **base}), {})
     assert (job["model"], job.get("recipe"), job["parameters"].get("method")) == expected
 
 
-def test_after_the_largest_seed_comes_the_smallest() -> None:
+def test_seed_after_the_largest_wraps_to_zero() -> None:
     """No recipe has a larger one: all trials of the second generation failed of it."""
     config = sweep(base_config={**BASE, "seed": 2**32 - 1}, **PBT)
     assert [build_trial_job(config, {}, generation)["parameters"]["seed"] for generation in range(3)] == [2**32 - 1, 0, 1]
 
 
-def test_pods_of_a_sweep_are_those_of_every_trial() -> None:
+def test_pod_settings_of_a_sweep_apply_to_every_trial() -> None:
     pod = {"image_pull_secrets": ["registry"]}
     job = build_trial_job(sweep(base_config={**BASE, "pod": pod}), {})
     assert job["pod"].items() >= {"image_pull_secrets": ["registry"]}.items() and "pod" not in job["parameters"]

@@ -74,7 +74,7 @@ def test_compressed_files_are_read_and_kept_as_they_came(place: Place, format: s
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, packed_zstd], ids=["gzip", "zstd"])
-def test_a_compressed_file_that_breaks_off_is_refused(place: Place, pack: Callable[[bytes], bytes]) -> None:
+def test_truncated_compressed_file_is_refused(place: Place, pack: Callable[[bytes], bytes]) -> None:
     data = pack(b"".join(json.dumps({"n": number}).encode() + b"\n" for number in range(5000)))
     (place.folder / "packed").write_bytes(data[:-7])
     assert "packed is not a complete " in place.refusal(place.folder / "packed")
@@ -86,25 +86,25 @@ def test_a_compressed_file_that_breaks_off_is_refused(place: Place, pack: Callab
     ids=["zip", "xz", "bzip2"],
 )
 @pytest.mark.parametrize("format", ["jsonl", "csv", "text"])
-def test_what_nobody_unpacks_here_is_named(place: Place, format: str, content: bytes, name: str) -> None:
+def test_unsupported_compression_is_named(place: Place, format: str, content: bytes, name: str) -> None:
     """A line that is not UTF-8 told nobody what to do."""
     assert f"is a {name} file, and only gzip and zstd are supported" in place.refusal(content, format=format)
 
 
-def test_a_text_may_begin_as_bzip2_does(place: Place) -> None:
+def test_text_that_begins_like_bzip2_is_read(place: Place) -> None:
     path = place.folder / "stations.txt"
     path.write_text("BZhong\n")
     assert records(place, path, "text") == [{"text": "BZhong"}]
 
 
-def test_a_file_whose_name_is_no_text_is_refused(place: Place) -> None:
+def test_file_with_an_undecodable_name_is_refused(place: Place) -> None:
     folder = place.folder / "many"
     folder.mkdir()
     (folder / os.fsdecode(b"caf\xe9.jsonl")).write_text('{"n": 1}\n')
     assert "is not allowed: rename it, in UTF-8" in place.refusal(folder)
 
 
-def test_a_folder_is_all_its_files_of_the_format_in_the_order_of_their_names(place: Place) -> None:
+def test_folder_is_read_as_all_its_files_of_the_format_in_name_order(place: Place) -> None:
     folder = place.folder / "many"
     (folder / "inner").mkdir(parents=True)
     (folder / "b.jsonl").write_text('{"n": 3}\n')
@@ -114,7 +114,7 @@ def test_a_folder_is_all_its_files_of_the_format_in_the_order_of_their_names(pla
     assert records(place, folder, "jsonl") == [{"n": number} for number in (1, 2, 3, 4)]
 
 
-def test_types_that_json_has_not_have_one_documented_form(place: Place) -> None:
+def test_types_unknown_to_json_have_one_documented_form(place: Place) -> None:
     moment = datetime.datetime(2024, 2, 29, 12, 30, 0, 250_000)
     table = pa.table(
         {
@@ -165,7 +165,7 @@ REFUSED: dict[str, tuple[pa.Array, str]] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_has_no_form_in_json_is_refused_by_its_column(place: Place, what: str) -> None:
+def test_value_without_a_json_form_is_refused_by_its_column(place: Place, what: str) -> None:
     column, reason = REFUSED[what]
     table = pa.table({"good": pa.array([1] * len(column)), "x": column})
     with pa.ipc.new_file(place.folder / "data", table.schema) as out:
@@ -180,7 +180,7 @@ def test_two_columns_of_one_name_are_refused(place: Place) -> None:
 
 
 @pytest.mark.parametrize("format", ["jsonl", "csv", "text"])
-def test_lines_in_another_encoding_are_told_how_to_become_utf8(place: Place, format: str) -> None:
+def test_lines_in_another_encoding_are_rejected_with_the_command_to_convert_them(place: Place, format: str) -> None:
     """As programs under Windows write them: each of their lines was refused, and nobody was told why."""
     for name, encoding in (("UTF-16", "utf-16"), ("UTF-32", "utf-32")):
         refusal = place.refusal('{"a": 1}\n{"a": 2}\n'.encode(encoding), format=format)
@@ -190,7 +190,7 @@ def test_lines_in_another_encoding_are_told_how_to_become_utf8(place: Place, for
 
 @pytest.mark.parametrize(("pack", "name"), [(gzip.compress, "gzip"), (packed_zstd, "zstd")])
 @pytest.mark.parametrize("writer", ["parquet", "arrow file", "arrow stream"])
-def test_what_is_read_from_its_end_is_not_unpacked(
+def test_compressed_columnar_file_is_rejected_with_a_hint_to_unpack_it(
     place: Place, writer: str, pack: Callable[[bytes], bytes], name: str
 ) -> None:
     """ "Magic bytes not found" told nobody what to do."""
@@ -200,7 +200,7 @@ def test_what_is_read_from_its_end_is_not_unpacked(
     assert f"is packed with {name}: unpack it before, as a {format} file can be compressed within" in refusal
 
 
-def test_a_file_of_another_format_than_was_said_is_named(place: Place) -> None:
+def test_file_of_another_format_than_given_is_named(place: Place) -> None:
     table = pa.table({"a": [1]})
     pq.write_table(table, place.folder / "parquet")
     with pa.ipc.new_file(place.folder / "arrow", table.schema) as out:
@@ -215,12 +215,12 @@ def test_a_file_of_another_format_than_was_said_is_named(place: Place) -> None:
 
 @pytest.mark.parametrize("format", ["parquet", "arrow"])
 @pytest.mark.parametrize("content", [b"", b"PAR1 no", b"ARROW1 neither", b"\x00" * 500])
-def test_what_is_no_such_file_is_refused(place: Place, format: str, content: bytes) -> None:
+def test_content_that_is_not_of_its_format_is_refused(place: Place, format: str, content: bytes) -> None:
     assert "that can be read" in place.refusal(content, format=format)
 
 
 @pytest.mark.parametrize("format", ["parquet", "csv", "text"])
-def test_no_records_are_refused_in_every_format(place: Place, format: str) -> None:
+def test_file_without_records_is_refused_in_every_format(place: Place, format: str) -> None:
     path = place.folder / "none"
     if format == "parquet":
         pq.write_table(pa.table({"a": pa.array([], pa.int64())}), path)
@@ -265,18 +265,14 @@ def test_a_malformed_line_of_csv_is_named(place: Place) -> None:
     assert "not UTF-8" in place.refusal(b"a\n\xff\xfe\n", format="csv")
 
 
-def test_a_line_that_never_ends_is_refused_and_does_not_take_all_memory(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_overlong_line_is_refused(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resources.ingest.json_lines.MAX_LINE_BYTES", 1000)
     monkeypatch.setattr("resources.ingest.json_lines.BLOCK_BYTES", 300)
     long = json.dumps({"a": "x" * 5000}) + "\n"
     assert "line 2: longer than" in place.refusal('{"a": 1}\n' + long + '{"a": 2}\n')
 
 
-def test_a_row_of_csv_that_never_ends_is_refused_by_the_line_where_it_begins(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_overlong_csv_row_is_refused_by_its_first_line(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resources.ingest.csv_records.MAX_LINE_BYTES", 1000)
     begins = "a,b\n1,2\n"
     for row in ("x" * 5000 + ",y\n", '"x,y\n' + "3,4\n" * 1000):
@@ -311,7 +307,7 @@ def test_the_same_rows_of_csv_in_other_files_are_the_same_content(place: Place) 
         place.create(folder, format="csv", name="other")
 
 
-def test_files_of_csv_with_other_columns_are_records_with_other_columns(place: Place) -> None:
+def test_csv_files_may_have_different_columns(place: Place) -> None:
     folder = place.folder / "two"
     folder.mkdir()
     (folder / "a.csv").write_text("n,t\n1,x\n")
@@ -320,7 +316,7 @@ def test_files_of_csv_with_other_columns_are_records_with_other_columns(place: P
 
 
 @pytest.mark.parametrize("after", ["a\n1\nx\n", "a,b\n1,2\n", '"', ""])
-def test_a_file_of_csv_that_somebody_writes_to_meanwhile_is_refused(place: Place, after: str) -> None:
+def test_csv_file_changed_while_it_is_read_is_refused(place: Place, after: str) -> None:
     path = place.folder / "data"
     path.write_text("a\n1\n2\n")
     opened = 0
@@ -338,9 +334,7 @@ def test_a_file_of_csv_that_somebody_writes_to_meanwhile_is_refused(place: Place
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_a_file_that_somebody_writes_to_while_it_is_read_is_refused(
-    place: Place, monkeypatch: pytest.MonkeyPatch, writer: str
-) -> None:
+def test_file_changed_while_it_is_read_is_refused(place: Place, monkeypatch: pytest.MonkeyPatch, writer: str) -> None:
     """Of Parquet and Arrow, the records were those of the one file, and the source that proves them the other."""
     format, write = WRITERS[writer]
     path = place.folder / "data"
@@ -359,7 +353,7 @@ def test_a_file_that_somebody_writes_to_while_it_is_read_is_refused(
 
 
 @pytest.mark.parametrize("format", ["csv", "jsonl"])
-def test_a_file_that_is_gone_since_its_folder_was_looked_at_is_refused(place: Place, format: str) -> None:
+def test_file_deleted_after_its_folder_was_listed_is_refused(place: Place, format: str) -> None:
     folder = place.folder / "many"
     folder.mkdir()
     for name in "ab":
@@ -371,7 +365,7 @@ def test_a_file_that_is_gone_since_its_folder_was_looked_at_is_refused(place: Pl
     assert place.store.list("s3://hanzo-ml/datasets") == []
 
 
-def test_too_many_columns_are_refused_where_they_come(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_columns_are_refused_at_their_record_or_line(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("column_schema", "record_writer", "csv_records", "columnar"):
         monkeypatch.setattr(f"resources.ingest.{module}.MAX_COLUMNS", 100)
     lines = "".join(json.dumps({f"user-{number}": number}) + "\n" for number in range(150))
@@ -390,7 +384,7 @@ def test_too_many_columns_are_refused_where_they_come(place: Place, monkeypatch:
 
 
 @pytest.mark.slow
-def test_what_is_told_apart_of_wide_records_takes_little_memory() -> None:
+def test_counting_the_schema_of_wide_records_takes_little_memory() -> None:
     seen = SchemaCounter()
     names = [f"c{number}" for number in range(5000)]
     tracemalloc.start()
@@ -447,7 +441,7 @@ def stored_lines(place: Place, path: Path, format: str) -> list[str]:
     return [line.decode().strip() for line in iterate_record_lines(place.store, version.artifact)]
 
 
-def test_arguments_and_parameters_keep_the_order_of_the_file_and_all_else_is_sorted(place: Place) -> None:
+def test_arguments_and_parameters_keep_their_order_and_other_keys_are_sorted(place: Place) -> None:
     (place.folder / "raw").write_text(json.dumps(conversation(CALLS[0])) + "\n")
     (line,) = stored_lines(place, place.folder / "raw", "jsonl")
     assert line.startswith('{"messages":[{"content":"q","role":"user"},')
@@ -455,7 +449,7 @@ def test_arguments_and_parameters_keep_the_order_of_the_file_and_all_else_is_sor
     assert '"parameters":{"type":"object","properties":{"where":{"type":"string"},"day":{"type":"number"}}}' in line
 
 
-def test_records_that_differ_in_the_order_of_arguments_are_two_versions_of_equal_fingerprints(place: Place) -> None:
+def test_reordered_arguments_make_a_new_version_without_record_differences(place: Place) -> None:
     first, _ = place.create(json.dumps(conversation({"a": 1, "b": 2})) + "\n")
     other, is_new = place.create(json.dumps(conversation({"b": 2, "a": 1})) + "\n")
     assert is_new and other.content_sha256 != first.content_sha256
@@ -480,7 +474,7 @@ def test_nulls_that_a_table_adds_inside_structs_are_dropped(place: Place, format
     assert stored_lines(place, place.folder / "table", read) == stored_lines(place, place.folder / "lines", "jsonl")
 
 
-def test_a_map_is_an_object_in_a_conversation(place: Place) -> None:
+def test_map_in_a_conversation_becomes_an_object(place: Place) -> None:
     function = pa.struct([("name", pa.string()), ("arguments", pa.map_(pa.string(), pa.string()))])
     call = pa.struct([("type", pa.string()), ("function", function)])
     message = pa.struct([("role", pa.string()), ("content", pa.string()), ("tool_calls", pa.list_(call))])
@@ -494,7 +488,7 @@ def test_a_map_is_an_object_in_a_conversation(place: Place) -> None:
     assert found["pairs"][1]["tool_calls"][0]["function"]["arguments"] == [["where", "Lund"], ["day", None]]
 
 
-def test_json_and_uuid_columns_are_what_they_say(place: Place) -> None:
+def test_json_and_uuid_columns_are_decoded(place: Place) -> None:
     given = ['{"b": 1, "a": null}', "[1.5]", '"x"', None]
     table = pa.table({"x": pa.array(given, pa.json_()), "id": pa.array([b"0" * 16, None, None, None], pa.uuid())})
     pq.write_table(table, place.folder / "raw")
@@ -506,14 +500,14 @@ def test_json_and_uuid_columns_are_what_they_say(place: Place) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"), [("{", "not JSON"), ('{"a": 1, "a": 2}', "repeated key 'a'"), ("NaN", "not finite")]
 )
-def test_a_json_column_that_holds_none_is_refused(place: Place, text: str, reason: str) -> None:
+def test_json_column_with_invalid_json_is_refused(place: Place, text: str, reason: str) -> None:
     pq.write_table(pa.table({"x": pa.array([text], pa.json_())}), place.folder / "raw")
     message = place.refusal(place.folder / "raw", format="parquet")
     assert "column 'x'" in message and reason in message
 
 
 @pytest.mark.parametrize("answers", [["1", "2"], ["true", "false"], ["1.50", ""]])
-def test_columns_of_a_layout_are_texts_in_csv(place: Place, answers: list[str]) -> None:
+def test_csv_columns_of_a_training_layout_stay_strings(place: Place, answers: list[str]) -> None:
     lines = [f"q{number},{answer},{answer},7\n" for number, answer in enumerate(answers)]
     (place.folder / "raw").write_text("instruction,answer,key,score\n" + "".join(lines))
     found = records(place, place.folder / "raw", "csv")
@@ -541,7 +535,7 @@ def test_partitions_are_columns(place: Place, format: str) -> None:
             place.create(folder)
 
 
-def test_a_folder_of_splits_is_refused_with_the_command_that_takes_one(place: Place) -> None:
+def test_folder_of_splits_is_refused_with_the_command_for_one_split(place: Place) -> None:
     folder = place.folder / "saved"
     for split in ("train", "test", "odd"):
         (folder / split).mkdir(parents=True)
@@ -553,7 +547,7 @@ def test_a_folder_of_splits_is_refused_with_the_command_that_takes_one(place: Pl
     assert records(place, folder / "train", "parquet") == [{"text": "a"}]
 
 
-def test_hidden_files_are_skipped_and_listed_and_json_is_read_where_nothing_else_is(place: Place) -> None:
+def test_hidden_files_are_skipped_and_json_files_are_read_only_without_others(place: Place) -> None:
     folder = place.folder / "many"
     (folder / ".cache").mkdir(parents=True)
     for name, content in {
@@ -575,7 +569,7 @@ def test_hidden_files_are_skipped_and_listed_and_json_is_read_where_nothing_else
     assert records(place, plain, "jsonl") == [{"n": 8}]
 
 
-def test_keys_that_no_model_is_shown_are_told_of_a_version(place: Place) -> None:
+def test_keys_unused_in_training_are_listed_in_the_lineage(place: Place) -> None:
     row = {
         "messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "refusal": "x", "audio": None}]
     }

@@ -51,7 +51,7 @@ def source_of(place: Place, version: DatasetVersion) -> bytes:
 
 
 @pytest.mark.requirement("B11", "B12")
-def test_a_version_is_what_the_topic_held_and_the_next_goes_on_from_there(
+def test_version_holds_a_snapshot_of_the_topic_and_the_next_continues_from_it(
     place: Place, brokers: Brokers, tmp_path: Path
 ) -> None:
     send(brokers, [(2, b'{"n": 3}'), (0, b'{"n":  1}'), (0, b'{\n "n": 2}')])
@@ -70,9 +70,7 @@ def test_a_version_is_what_the_topic_held_and_the_next_goes_on_from_there(
         version_of(place, tmp_path, f"{address}?from=0:3,2:1")
 
 
-def test_every_message_that_is_no_record_is_named_and_nothing_is_stored(
-    place: Place, brokers: Brokers, tmp_path: Path
-) -> None:
+def test_invalid_messages_are_named_and_no_version_is_stored(place: Place, brokers: Brokers, tmp_path: Path) -> None:
     values = [b'{"n": 1}', b"plain", b'[{"n": 1}]', None, b'{"n": 1, "n": 2}', b""]
     send(brokers, [(1, value) for value in values])
     address = f"kafka://{brokers.addresses}/orders"
@@ -89,7 +87,7 @@ def test_every_message_that_is_no_record_is_named_and_nothing_is_stored(
     assert place.store.list("s3://hanzo-ml/datasets") == []
 
 
-def test_tombstones_are_left_out_where_that_is_asked_for(place: Place, brokers: Brokers, tmp_path: Path) -> None:
+def test_tombstones_are_skipped_on_request(place: Place, brokers: Brokers, tmp_path: Path) -> None:
     send(brokers, [(0, None), (0, b'{"n": 1}'), (0, None)])
     made, _ = version_of(place, tmp_path, f"kafka://{brokers.addresses}/orders?tombstones=skip")
     assert source_of(place, made) == b'{"n": 1}\n'
@@ -98,9 +96,7 @@ def test_tombstones_are_left_out_where_that_is_asked_for(place: Place, brokers: 
         version_of(place, tmp_path, f"kafka://{brokers.addresses}/orders?tombstones=skip&from=0:2")
 
 
-def test_messages_that_kafka_keeps_no_more_are_not_passed_over_and_memory_stays_flat(
-    place: Place, brokers: Brokers, tmp_path: Path
-) -> None:
+def test_expired_messages_are_refused_and_memory_stays_flat(place: Place, brokers: Brokers, tmp_path: Path) -> None:
     """These brokers keep 5 MB of a partition."""
     value = b'{"text": "' + b"x" * 200_000 + b'"}'
     send(brokers, [(0, value)] * 10)
@@ -121,7 +117,9 @@ def test_messages_that_kafka_keeps_no_more_are_not_passed_over_and_memory_stays_
     assert peak < 8 * len(value)
 
 
-def test_what_is_not_there_is_told(brokers: Brokers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_topic_partition_or_offset_is_named(
+    brokers: Brokers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     send(brokers, [(0, b'{"n": 1}')])
     there = f"kafka://{brokers.addresses}"
     for address, told in (
@@ -142,7 +140,7 @@ def test_what_is_not_there_is_told(brokers: Brokers, tmp_path: Path, monkeypatch
     assert caught.value.code is ErrorCode.TEMPORARILY_UNAVAILABLE
 
 
-def test_a_password_is_sent_with_the_settings_protocol_and_told_to_nobody(brokers: Brokers, tmp_path: Path) -> None:
+def test_password_is_sent_with_the_configured_protocol_and_never_shown(brokers: Brokers, tmp_path: Path) -> None:
     """Brokers that know no SASL break off: a connection without it would have been answered."""
     signed = settings(
         tmp_path,
@@ -172,7 +170,7 @@ def test_a_password_is_sent_with_the_settings_protocol_and_told_to_nobody(broker
     ],
     ids=["half", "unused", "unused-file", "unknown"],
 )
-def test_settings_that_would_leave_a_connection_open_are_refused(
+def test_incomplete_security_settings_of_the_stream_are_refused(
     tmp_path: Path, variables: dict[str, str], told: str
 ) -> None:
     with pytest.raises(BadConfiguration, match=told) as caught:
@@ -197,7 +195,7 @@ def test_settings_that_would_leave_a_connection_open_are_refused(
         "kafka://[::1/orders",
     ],
 )
-def test_over_http_the_server_calls_no_broker_that_its_operator_did_not_allow(tmp_path: Path, address: str) -> None:
+def test_broker_outside_the_allow_list_is_refused_over_http(tmp_path: Path, address: str) -> None:
     """Nor its own topics, which are of all organizations: nothing of `evil` resolves, and nobody tried."""
     allowed = settings(tmp_path, HANZO_ML_STORAGE_IMPORT_FROM="kafka://A,kafka://b:9092/orders,s3://x")
     with pytest.raises(HanzoError) as caught:
@@ -206,7 +204,7 @@ def test_over_http_the_server_calls_no_broker_that_its_operator_did_not_allow(tm
 
 
 @pytest.mark.parametrize("address", ["kafka://a/any", "kafka://A:9092,b/orders", "kafka://b:9092/orders/?from=0:1"])
-def test_an_allowed_broker_has_all_its_topics_and_an_allowed_topic_is_one(tmp_path: Path, address: str) -> None:
+def test_allowed_broker_covers_all_topics_and_allowed_topic_only_itself(tmp_path: Path, address: str) -> None:
     assert is_topic_allowed(parse_topic_address(address), ("kafka://a:9092", "kafka://c,b/orders"))
 
 
@@ -222,7 +220,7 @@ def test_an_allowed_broker_has_all_its_topics_and_an_allowed_topic_is_one(tmp_pa
         ("from", "not an address of a Kafka topic"),
     ],
 )
-def test_a_query_that_means_nothing_is_refused(query: str, told: str) -> None:
+def test_invalid_query_of_a_topic_address_is_refused(query: str, told: str) -> None:
     with pytest.raises(HanzoError, match=told):
         parse_topic_address(f"kafka://a/orders?{query}")
 

@@ -33,7 +33,7 @@ def asking(home: Path, **databases: object) -> Settings:
 
 @pytest.mark.requirement("B12")
 @pytest.mark.parametrize("kind", ["shop", "warehouse"])
-def test_the_rows_are_a_version_and_its_lineage_names_the_database_alone(
+def test_query_rows_become_a_version_whose_lineage_names_only_the_database(
     request: pytest.FixtureRequest, tmp_path: Path, kind: str
 ) -> None:
     url, statement = request.getfixturevalue(kind), "SELECT id FROM orders ORDER BY id"
@@ -45,7 +45,7 @@ def test_the_rows_are_a_version_and_its_lineage_names_the_database_alone(
     assert create_from_files(place.database, place.store, new, [file]) == (made, False)
 
 
-def test_over_http_a_database_is_asked_for_the_organizations_that_may(tmp_path: Path, shop: str) -> None:
+def test_database_is_queried_over_http_only_for_allowed_organizations(tmp_path: Path, shop: str) -> None:
     """To others it is as one that is not there."""
     granted = asking(tmp_path / "home", shop={"url": shop, "organizations": ["acme"]}, closed=shop)
     with allowed_query_source(granted, "shop", "SELECT id FROM orders", Format.JSONL, "acme").open() as rows:
@@ -62,17 +62,17 @@ def test_over_http_a_database_is_asked_for_the_organizations_that_may(tmp_path: 
     }
 
 
-def test_a_definition_names_a_database_of_the_settings(tmp_path: Path, shop: str) -> None:
+def test_query_of_an_unconfigured_database_is_refused(tmp_path: Path, shop: str) -> None:
     with pytest.raises(HanzoError, match=r"no database is called 'shops': name it, with its url, in storage\.databases"):
         query_source(asking(tmp_path / "home", shop=shop), "shops", "SELECT 1", Format.JSONL)
 
 
-def test_the_rows_of_a_query_have_no_other_format(tmp_path: Path, shop: str) -> None:
+def test_query_in_a_format_other_than_jsonl_is_refused(tmp_path: Path, shop: str) -> None:
     with pytest.raises(HanzoError, match="read as jsonl, and not as csv: leave the format out"):
         query_source(asking(tmp_path / "home", shop=shop), "shop", "SELECT 1", Format.CSV)
 
 
-def test_a_database_that_does_not_answer_is_told_to_the_operator_and_its_place_to_nobody_else(
+def test_unreachable_database_is_logged_and_its_address_is_hidden_from_the_caller(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     port = free_port()
@@ -96,7 +96,7 @@ def test_a_database_that_does_not_answer_is_told_to_the_operator_and_its_place_t
         assert name in caplog.text and PASSWORD not in caplog.text
 
 
-def test_what_is_wrong_with_a_query_is_told_in_the_databases_words(tmp_path: Path, shop: str) -> None:
+def test_failed_query_is_rejected_with_the_message_of_the_database(tmp_path: Path, shop: str) -> None:
     found = asking(tmp_path / "home", shop={"url": shop, "seconds": 1})
     for statement, told in (
         ("SELECT tax FROM orders", "the database says: no such column: tax"),
@@ -124,9 +124,7 @@ def test_what_is_wrong_with_a_query_is_told_in_the_databases_words(tmp_path: Pat
         ({"own": "{home}/dagster/runs.db"}, r"storage\.databases\.own\.url is this server's own database"),
     ],
 )
-def test_settings_that_name_no_database_of_others_are_refused(
-    tmp_path: Path, databases: dict[str, object], told: str
-) -> None:
+def test_invalid_or_own_database_in_the_settings_is_refused(tmp_path: Path, databases: dict[str, object], told: str) -> None:
     home = tmp_path / "home"
     filled = {
         name: each if isinstance(each, dict) else str(each).format(home=f"sqlite:///{home}")
@@ -140,7 +138,7 @@ def test_settings_that_name_no_database_of_others_are_refused(
 @pytest.mark.parametrize(
     "own", [f"postgresql://ml:{PASSWORD}@db/ml", "postgresql://other@db:5432/ml", "postgresql:///ml?host=db&port=5432"]
 )
-def test_the_metadata_database_in_postgresql_is_no_database_of_others(tmp_path: Path, own: str) -> None:
+def test_own_metadata_database_in_postgresql_is_refused_as_a_source(tmp_path: Path, own: str) -> None:
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"storage": {"databases": {"own": {"url": own}}}}))
     variables = {"HANZO_ML_HOME": str(tmp_path), "HANZO_ML_DATABASE_URL": "postgresql+psycopg://ml:x@db:5432/ml"}
     with pytest.raises(BadConfiguration, match=r"storage\.databases\.own\.url is this server's own database: name another"):
@@ -148,7 +146,7 @@ def test_the_metadata_database_in_postgresql_is_no_database_of_others(tmp_path: 
     assert Settings.load({**variables, "HANZO_ML_DATABASE_URL": "postgresql://ml:x@db:5432/other"}).storage.databases
 
 
-def test_settings_show_no_address_of_a_database(tmp_path: Path) -> None:
+def test_masked_settings_hide_database_addresses(tmp_path: Path) -> None:
     shown = asking(tmp_path, shop=f"postgresql://someone:{PASSWORD}@db.internal/shop").masked()
     assert list(shown["storage"]["databases"]) == ["shop"]
     assert PASSWORD not in json.dumps(shown) and "db.internal" not in json.dumps(shown)

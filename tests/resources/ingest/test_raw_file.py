@@ -38,7 +38,7 @@ def little(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resources.ingest.decompression_bomb.ALWAYS_ALLOWED_BYTES", 1 << 16)
 
 
-def test_some_kilobytes_may_become_a_gigabyte_and_a_gigabyte_two_hundred() -> None:
+def test_expansion_limit_has_a_fixed_allowance_and_a_ratio() -> None:
     assert not exceeds_expansion_limit(ALWAYS_ALLOWED_BYTES, 1)
     assert exceeds_expansion_limit(ALWAYS_ALLOWED_BYTES + 1, 1)
     assert not exceeds_expansion_limit(100 * ALWAYS_ALLOWED_BYTES, ALWAYS_ALLOWED_BYTES)
@@ -50,7 +50,7 @@ def test_some_kilobytes_may_become_a_gigabyte_and_a_gigabyte_two_hundred() -> No
     ("format", "line"), [("jsonl", b'{"a": 1}\n'), ("jsonl", b"\n"), ("csv", b"1\n"), ("text", b"one\n")]
 )
 @pytest.mark.usefixtures("little")
-def test_a_compressed_file_is_unpacked_no_further(
+def test_compressed_file_beyond_the_expansion_limit_is_refused(
     place: Place, format: str, line: bytes, pack: Callable[[bytes], bytes]
 ) -> None:
     packed = pack(line * (1 << 17))
@@ -68,7 +68,7 @@ def digits(rows: int, columns: int, name: str) -> bytes:
 
 @pytest.mark.parametrize("pack", [gzip.compress, packed_zstd, bytes], ids=["gzip", "zstd", "as it is"])
 @pytest.mark.usefixtures("little")
-def test_names_that_a_record_repeats_are_no_swelling(place: Place, pack: Callable[[bytes], bytes]) -> None:
+def test_repeated_column_names_do_not_count_as_expansion(place: Place, pack: Callable[[bytes], bytes]) -> None:
     """A table of digits in many columns was refused: its records have the names of the columns a thousand times."""
     table = digits(100, 1000, "measured at station {} of the eastern valleys")
     packed = pack(table)
@@ -79,7 +79,7 @@ def test_names_that_a_record_repeats_are_no_swelling(place: Place, pack: Callabl
 
 
 @pytest.mark.usefixtures("little")
-def test_names_far_longer_than_what_they_name_are_refused(place: Place) -> None:
+def test_column_names_far_longer_than_their_values_are_refused(place: Place) -> None:
     """An upload of some MB would become records of some hundred GB."""
     refusal = place.refusal(digits(400, 10, "{}" + "x" * 2000), format="csv")
     assert (
@@ -100,7 +100,7 @@ def write_shared(path: Path, *, nested: bool = False, fixed: bool = False) -> No
 
 @pytest.mark.parametrize("write", [write_constant, write_shared])
 @pytest.mark.usefixtures("little")
-def test_a_parquet_file_is_refused_too(place: Place, write: Callable[[Path], None]) -> None:
+def test_parquet_file_beyond_the_expansion_limit_is_refused(place: Place, write: Callable[[Path], None]) -> None:
     path = place.folder / "small.parquet"
     write(path)
     assert path.stat().st_size < 20_000
@@ -118,7 +118,7 @@ def write_arrow(path: Path, kind: str, column: pa.Array, compression: str | None
 @pytest.mark.parametrize("kind", ["file", "stream"])
 @pytest.mark.parametrize("shape", ["values", "nested", "dictionary"])
 @pytest.mark.usefixtures("little")
-def test_an_arrow_file_is_refused_before_it_is_unpacked(place: Place, kind: str, shape: str) -> None:
+def test_arrow_file_beyond_the_expansion_limit_is_refused_before_unpacking(place: Place, kind: str, shape: str) -> None:
     """A batch is unpacked as a whole: 340 KB would take 10 GB."""
     values = pa.array([1] * (4 << 20), pa.int8())
     packed = {
@@ -139,7 +139,7 @@ def test_an_arrow_file_is_refused_before_it_is_unpacked(place: Place, kind: str,
 @pytest.mark.parametrize("kind", ["file", "stream"])
 @pytest.mark.parametrize("compression", ["zstd", "lz4", None])
 @pytest.mark.parametrize("legacy", [False, True])
-def test_what_an_arrow_file_unpacks_to_is_what_its_buffers_take(
+def test_uncompressed_size_of_an_arrow_file_is_that_of_its_buffers(
     tmp_path: Path, kind: str, compression: str | None, legacy: bool
 ) -> None:
     column = pa.array([f"{number % 7}" * 1000 for number in range(300)])
@@ -151,7 +151,7 @@ def test_what_an_arrow_file_unpacks_to_is_what_its_buffers_take(
 
 
 @pytest.mark.parametrize("kind", ["file", "stream"])
-def test_an_arrow_file_that_is_damaged_anywhere_is_refused_or_read(tmp_path: Path, kind: str) -> None:
+def test_damaged_arrow_file_is_refused_or_read(tmp_path: Path, kind: str) -> None:
     """Never an error that nobody catches."""
     write_arrow(tmp_path / "a", kind, pa.array([["word", None]] * 50), None)
     whole = (tmp_path / "a").read_bytes()
@@ -161,7 +161,7 @@ def test_an_arrow_file_that_is_damaged_anywhere_is_refused_or_read(tmp_path: Pat
             assert list(read_arrow(stream))
 
 
-def test_a_parquet_file_whose_footer_is_damaged_anywhere_is_refused_or_read(tmp_path: Path) -> None:
+def test_parquet_file_with_a_damaged_footer_is_refused_or_read(tmp_path: Path) -> None:
     """Some of what it says of a column ends the process where it is asked for before the reader was."""
     pq.write_table(pa.table({"a": [["word", None]] * 5}), tmp_path / "a", store_schema=False)
     whole = (tmp_path / "a").read_bytes()
@@ -172,7 +172,7 @@ def test_a_parquet_file_whose_footer_is_damaged_anywhere_is_refused_or_read(tmp_
 
 
 @pytest.mark.parametrize("shape", [{}, {"nested": True}, {"fixed": True}], ids=["text", "nested", "of one length"])
-def test_a_text_that_all_rows_share_is_not_held_once_for_each(
+def test_text_shared_by_all_rows_is_not_held_once_per_row(
     tmp_path: Path, shape: dict[str, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file of 762 bytes took 6 GB of memory."""
@@ -192,7 +192,7 @@ def test_a_text_that_all_rows_share_is_not_held_once_for_each(
     [{}, {"compression": "none"}, {"compression": "zstd", "write_page_checksum": True}],
     ids=["snappy", "none", "zstd with a checksum"],
 )
-def test_short_texts_of_large_dictionaries_are_read_many_rows_at_once(tmp_path: Path, written: dict[str, Any]) -> None:
+def test_short_texts_of_large_dictionaries_are_read_in_large_batches(tmp_path: Path, written: dict[str, Any]) -> None:
     """By the sizes of its dictionaries, a file of a hundred columns was read 5 rows at a time, and took 7 times as long."""
     texts = [f"{number:0100}" for number in range(4000)]
     columns: dict[str, Any] = {
@@ -211,9 +211,7 @@ def test_short_texts_of_large_dictionaries_are_read_many_rows_at_once(tmp_path: 
         assert [max_dictionary_value_bytes(column, stream) for column in group_columns(group)] == [100, 100, 8]
 
 
-def test_rows_fit_by_the_longest_text_of_a_dictionary_and_not_by_its_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batch_size_follows_the_longest_text_of_a_dictionary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pq.write_table(pa.table({"text": ["x" * 1000, *(f"{number:0100}" for number in range(4000))]}), tmp_path / "wide")
     group = pq.read_metadata(tmp_path / "wide").row_group(0)
     with (tmp_path / "wide").open("rb") as stream:
@@ -222,7 +220,7 @@ def test_rows_fit_by_the_longest_text_of_a_dictionary_and_not_by_its_size(
             assert max_batch_rows(group, stream, 512) == rows
 
 
-def test_a_long_text_among_short_ones_of_a_dictionary_is_read_by_its_own_length(tmp_path: Path) -> None:
+def test_long_text_among_short_ones_of_a_dictionary_is_read_within_memory(tmp_path: Path) -> None:
     """By the mean of all that the dictionary has, 512 rows that name the long one were Python's at once."""
     words = pa.DictionaryArray.from_arrays(pa.array([0] * ROWS, pa.int32()), [LONG, *map(str, range(5000))])
     table = pa.table({"text": words})
@@ -247,5 +245,5 @@ def test_a_long_text_among_short_ones_of_a_dictionary_is_read_by_its_own_length(
         (bytes([0x15, 4, 0x15]), (2, 0)),
     ],
 )
-def test_a_page_s_kind_and_size_are_the_first_two_numbers_of_its_header(data: bytes, told: tuple[int, int]) -> None:
+def test_page_kind_and_size_are_parsed_from_its_header(data: bytes, told: tuple[int, int]) -> None:
     assert parse_page_header(data) == told

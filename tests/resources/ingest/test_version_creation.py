@@ -39,7 +39,7 @@ def test_a_malformed_line_is_named_by_number_and_reason(place: Place, bad: str |
 
 
 @pytest.mark.parametrize("document", ['[{"a": 1}, {"a": 2}]', '[\n {"a": 1}\n]', '\ufeff{\n "a": 1\n}', "[[1], [2]]"])
-def test_a_json_document_is_told_how_to_become_lines(place: Place, document: str) -> None:
+def test_single_json_document_is_rejected_with_the_command_to_convert_it(place: Place, document: str) -> None:
     message = place.refusal(document.encode())
     assert message.startswith("raw.jsonl is one JSON document over all its lines: write one object a line, as `jq")
     assert message.count("raw.jsonl") == 1
@@ -55,7 +55,7 @@ LEGAL_TO_PYTHON_ONLY: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("what", LEGAL_TO_PYTHON_ONLY)
-def test_what_json_does_not_know_is_refused_by_line_and_not_a_crash(place: Place, what: str) -> None:
+def test_python_only_json_is_refused_by_line(place: Place, what: str) -> None:
     assert "raw.jsonl, line 2: " in place.refusal(GOOD.encode() + LEGAL_TO_PYTHON_ONLY[what] + b"\n")
 
 
@@ -79,7 +79,7 @@ def test_an_empty_file_is_refused(place: Place, content: str) -> None:
     assert "raw.jsonl is empty: a dataset needs at least one record" in place.refusal(content)
 
 
-def test_empty_parts_are_skipped_and_listed_unless_all_are(place: Place, tmp_path: Path) -> None:
+def test_empty_files_are_skipped_and_listed_unless_all_are_empty(place: Place, tmp_path: Path) -> None:
     folder = tmp_path / "many"
     folder.mkdir()
     (folder / "b.jsonl").write_text("")
@@ -91,23 +91,23 @@ def test_empty_parts_are_skipped_and_listed_unless_all_are(place: Place, tmp_pat
     assert version.num_records == len(GOOD.splitlines())
 
 
-def test_what_is_not_there_is_refused_by_name(place: Place, tmp_path: Path) -> None:
+def test_missing_file_is_refused_by_name(place: Place, tmp_path: Path) -> None:
     assert "there is no file or folder nothing.jsonl" in place.refusal(tmp_path / "nothing.jsonl")
     (tmp_path / "bare").mkdir()
     assert "folder bare holds no *.jsonl file" in place.refusal(tmp_path / "bare")
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../x", "a..b", "a b", "-x", "ä" * 300, "a\n"])
-def test_a_name_that_cannot_stand_in_a_path_is_refused(place: Place, name: str) -> None:
+def test_dataset_name_that_is_invalid_in_a_path_is_refused(place: Place, name: str) -> None:
     assert "is not allowed" in place.refusal(GOOD, name=name)
 
 
-def test_a_format_that_nobody_knows_is_refused(place: Place) -> None:
+def test_unknown_format_is_refused(place: Place) -> None:
     assert "format 'xml' is not supported: use jsonl, parquet, csv, arrow, text" in place.refusal(GOOD, format="xml")
 
 
 @pytest.mark.requirement("B2")
-def test_a_version_says_what_it_holds_and_its_bytes_are_those_that_came(place: Place) -> None:
+def test_version_describes_its_content_and_keeps_the_uploaded_bytes(place: Place) -> None:
     version, is_new = place.create(lines(3) + '{"instruction": "x", "answer": "y", "tag": 1}\n', tags=["t"])
     assert is_new
     assert (version.reference, version.num_records, version.format) == ("d@1", 4, "jsonl")
@@ -130,7 +130,7 @@ def test_the_lineage_goes_from_the_records_to_the_source_files(place: Place) -> 
     assert place.store.manifest(version.artifact).inputs == above
 
 
-def test_the_same_content_is_the_version_that_it_was(place: Place) -> None:
+def test_equal_content_returns_the_existing_version(place: Place) -> None:
     first, _ = place.create(lines(3))
     second, is_new = place.create(lines(3).replace('": "', '":    "').replace("\n", "\n\n"))
     assert (second, is_new) == (first, False)
@@ -139,7 +139,7 @@ def test_the_same_content_is_the_version_that_it_was(place: Place) -> None:
 
 
 @pytest.mark.requirement("B1")
-def test_other_content_is_the_next_version_and_the_first_stays_as_it_was(place: Place) -> None:
+def test_changed_content_creates_the_next_version_and_keeps_the_first(place: Place) -> None:
     first, _ = place.create(lines(3))
     second, is_new = place.create(lines(4))
     assert is_new and second.version == 2
@@ -169,7 +169,7 @@ for number in range(6):
 
 
 @pytest.mark.slow
-def test_two_processes_that_create_the_same_content_at_once_make_one_version_of_each(place: Place) -> None:
+def test_concurrent_processes_create_one_version_per_content(place: Place) -> None:
     folders = [place.folder / name for name in ("first", "second")]
     for folder in folders:
         folder.mkdir()
@@ -224,7 +224,7 @@ def test_two_organizations_with_a_dataset_of_one_name_do_not_overwrite_each_othe
     place.store.fetch(first.artifact, place.folder)
 
 
-def test_a_carriage_return_between_two_words_of_json_is_space_as_json_has_it(place: Place) -> None:
+def test_carriage_return_between_json_tokens_is_whitespace(place: Place) -> None:
     version, _ = place.create(b'{"instruction": "x",\r "answer": "y"}\r\n' + GOOD.encode())
     assert version.num_records == 2
 
@@ -237,7 +237,7 @@ def test_records_with_rare_line_separators_can_be_read_again(place: Place, separ
     assert found.instruction == f"one{separator}two"
 
 
-def test_a_byte_order_mark_is_no_fault(place: Place) -> None:
+def test_byte_order_mark_is_accepted(place: Place) -> None:
     version, _ = place.create(b"\xef\xbb\xbf" + GOOD.encode() * 2)
     assert version.num_records == 2
 
@@ -260,6 +260,6 @@ def test_a_repeated_key_is_refused_since_one_of_its_values_would_be_lost(place: 
 @pytest.mark.parametrize(
     "line", ['{"text": "\\u0022 said"}', '{"a": {"text": 1}, "text": 2}', '{"": "", "a": {}, "b": [{}]}']
 )
-def test_other_ways_to_write_a_record_repeat_nothing(place: Place, line: str) -> None:
+def test_other_notations_of_a_record_are_not_taken_as_repeated_keys(place: Place, line: str) -> None:
     version, _ = place.create(line)
     assert [json.loads(each) for each in iterate_record_lines(place.store, version.artifact)] == [json.loads(line)]

@@ -13,7 +13,7 @@ from resources.metadata.jobs import JobRecord
 from tests.recipes.preparation.preparation_workspace import BUCKETS
 
 
-def test_a_job_keeps_its_files_where_a_call_with_the_same_key_brings_others(tmp_path: Path) -> None:
+def test_job_keeps_its_files_when_a_call_with_the_same_key_sends_others(tmp_path: Path) -> None:
     """Of two calls at the same time both find that there is no job yet; the later one's files were then the job's."""
     database, store = (
         Database(f"sqlite:///{tmp_path}/metadata.db"),

@@ -84,7 +84,7 @@ def house(tmp_path: Path) -> Iterator[House]:
     database.close()
 
 
-def test_a_failed_job_is_queued_again_and_says_so(house: House) -> None:
+def test_resumed_failed_job_is_queued_and_its_event_is_written(house: House) -> None:
     house.submit(status="failed")
     started = house.jobs.read("j").started_at
     job = house.resume()
@@ -107,14 +107,14 @@ def test_a_failed_job_is_queued_again_and_says_so(house: House) -> None:
         ("completed", "job 'j' is completed, and its model exists: submit a new job to train with other settings"),
     ],
 )
-def test_one_that_has_not_ended_or_ended_well_stays_as_it_is(house: House, status: str, said: str) -> None:
+def test_resume_of_an_active_or_completed_job_is_refused(house: House, status: str, said: str) -> None:
     house.submit(status=status)
     code, message = house.refusal()
     assert code is ErrorCode.RESOURCE_CONFLICT and message.startswith(said)
     assert house.jobs.read("j").status == status and not house.events()
 
 
-def test_a_sweep_goes_on_without_its_trial_which_goes_on_when_that_has_ended(house: House) -> None:
+def test_trial_is_resumed_only_after_its_sweep_has_ended(house: House) -> None:
     found = Sweeps(house.database)
     identifier = found.start(sweep(), user="ann", organization="default").id
     house.submit(**{SWEEP_KEY: identifier})
@@ -125,12 +125,12 @@ def test_a_sweep_goes_on_without_its_trial_which_goes_on_when_that_has_ended(hou
     assert house.resume().status == "queued"
 
 
-def test_a_preparation_is_asked_for_again(house: House) -> None:
+def test_resume_of_a_preparation_is_refused(house: House) -> None:
     house.submit(PREPARATION)
     assert "submit it again" in house.refusal()[1]
 
 
-def test_a_command_goes_on_as_it_is_or_not_at_all(house: House) -> None:
+def test_command_resumes_only_without_changes(house: House) -> None:
     house.submit(COMMAND)
     for wish in ({"gpus": 2}, {"resume_from": "best"}, {"resume_from": 3}):
         code, message = house.refusal(**wish)
@@ -144,7 +144,7 @@ def test_a_deleted_job_does_not_come_back(house: House) -> None:
     assert house.refusal() == (ErrorCode.RESOURCE_CONFLICT, "job 'j' is deleted: submit a new one")
 
 
-def test_a_step_without_a_checkpoint_is_told_those_there_are(house: House) -> None:
+def test_resume_from_a_step_without_checkpoint_is_rejected_with_the_available_steps(house: House) -> None:
     house.submit()
     code, message = house.refusal(resume_from=3)
     assert (code, message) == (ErrorCode.INVALID_PARAMETER_VALUE, "there is no checkpoint of step 3: there is no checkpoint")
@@ -165,7 +165,7 @@ class Pruned(Store):
         return found
 
 
-def test_a_checkpoint_that_goes_as_they_are_looked_at_is_none(house: House) -> None:
+def test_listing_skips_checkpoint_deleted_concurrently(house: House) -> None:
     """The program that was told to end saves one more, and keeps the last few: who resumed at once was told of a fault."""
     house.submit()
     for step in (4, 8):
@@ -174,7 +174,7 @@ def test_a_checkpoint_that_goes_as_they_are_looked_at_is_none(house: House) -> N
     assert house.refusal(resume_from=4)[1].endswith("there are checkpoints of steps 8")
 
 
-def test_the_best_is_a_step_from_then_on_and_what_was_known_after_it_is_done_anew(house: House) -> None:
+def test_resume_from_best_rewinds_to_its_step_and_settles_at_the_start(house: House) -> None:
     house.submit()
     house.record()
     for step, loss in ((10, 0.5), (20, 0.4), (40, 0.6)):
@@ -191,7 +191,7 @@ def test_the_best_is_a_step_from_then_on_and_what_was_known_after_it_is_done_ane
     assert house.jobs.read("j").resumed.sent_back == (settled,), "the rest is of the way that it is on"
 
 
-def test_who_goes_back_again_finds_the_way_that_he_is_on_and_those_before_it(house: House) -> None:
+def test_repeated_rewind_finds_checkpoints_of_the_current_and_earlier_branches(house: House) -> None:
     """0 -> 40, back to 20 -> 30, on from its newest, back to 20 once more, and to 40 of the first way."""
     house.submit()
     house.record()
@@ -210,7 +210,7 @@ def test_who_goes_back_again_finds_the_way_that_he_is_on_and_those_before_it(hou
     assert last.sent_back[2:] == (Rewind(step=40),)
 
 
-def test_another_number_of_gpus_stays_and_must_be_able_to_train_it(house: House) -> None:
+def test_changed_number_of_gpus_persists_and_must_fit_the_recipe(house: House) -> None:
     house.submit()
     house.record(batch_size=4, gradient_accumulation=1)
     code, message = house.refusal(gpus=5)

@@ -37,7 +37,7 @@ def checked(world: World, version: DatasetVersion) -> Artifact:
     return statistics
 
 
-def test_of_two_versions_prepared_alike_one_goes_and_the_models_of_the_other_stay_proved(small: World) -> None:
+def test_deleting_one_of_two_equal_prepared_versions_keeps_models_of_the_other_proved(small: World) -> None:
     source = small.create(questions(40), "raw")
     first, _ = prepared(small, source, "first")
     second, _ = prepared(small, source, "second")
@@ -52,7 +52,7 @@ def test_of_two_versions_prepared_alike_one_goes_and_the_models_of_the_other_sta
     assert {node.name for node in traced if node.kind in ("dataset version", "run")} == {"raw@1", "second@1", "r1"}
 
 
-def test_runs_and_models_stand_among_what_was_made_of_a_prepared_version_and_keep_it(small: World) -> None:
+def test_runs_and_models_are_descendants_of_a_prepared_version_and_prevent_deletion(small: World) -> None:
     version, _ = prepared(small, small.create(questions(40), "raw"), "ready")
     trained_on(small, version)
     with small.database.read() as connection:
@@ -64,7 +64,7 @@ def test_runs_and_models_stand_among_what_was_made_of_a_prepared_version_and_kee
     assert small.store.fetch(version.artifact, Path(small.folder) / "cache").is_dir()
 
 
-def test_drift_is_measured_against_the_prepared_version_that_the_model_in_production_learned(small: World) -> None:
+def test_drift_is_measured_against_the_prepared_version_of_the_production_model(small: World) -> None:
     """Against the one that it was prepared of every column seemed to have moved."""
     source = small.create(questions(40))
     version, _ = prepared(small, source, "d")
@@ -83,7 +83,7 @@ def test_drift_is_measured_against_the_prepared_version_that_the_model_in_produc
     assert names == {f"{version.reference} train, of m@1"}
 
 
-def test_what_a_version_must_not_be_tested_with_is_all_that_it_was_made_of_in_any_number_of_steps(small: World) -> None:
+def test_training_records_of_all_ancestors_are_excluded_from_testing(small: World) -> None:
     raw = small.create(questions(40), "raw")
     trained = small.split(raw)["train"]
     ready, _ = prepared(small, raw, "ready")

@@ -142,7 +142,7 @@ def test_a_whole_chain_is_proved_to_its_source_files_and_every_byte_is_hashed_on
 
 
 @pytest.mark.parametrize("mount_point", [False, True], ids=["moved", "unmounted"])
-def test_of_a_store_that_is_away_nothing_is_said_to_be_missing(chain: Chain, tmp_path: Path, mount_point: bool) -> None:
+def test_unavailable_store_is_not_reported_as_missing_files(chain: Chain, tmp_path: Path, mount_point: bool) -> None:
     objects = tmp_path / "objects"
     objects.rename(tmp_path / "away")
     if mount_point:
@@ -210,7 +210,7 @@ def test_an_edge_that_was_added_to_the_database_breaks_its_node(chain: Chain) ->
     assert chain.parent_label(edge) == "adapter checkpoint"
 
 
-def test_an_artifact_that_the_database_forgot_is_named(chain: Chain) -> None:
+def test_artifact_missing_in_the_database_is_named(chain: Chain) -> None:
     with chain.database.write() as connection:
         connection.exec_driver_sql("PRAGMA defer_foreign_keys=ON")
         connection.execute(delete(lineage_edges).where(lineage_edges.c.child == chain.made["dataset"].digest))
@@ -219,7 +219,7 @@ def test_an_artifact_that_the_database_forgot_is_named(chain: Chain) -> None:
     assert broken and all(chain.made["dataset"].digest in edge for edge in broken)
 
 
-def test_an_artifact_that_the_database_has_elsewhere_is_not_believed(chain: Chain) -> None:
+def test_artifact_with_another_location_in_the_database_is_not_proved(chain: Chain) -> None:
     with chain.database.write() as connection:
         where = artifacts.c.digest == chain.made["base"].digest
         connection.execute(update(artifacts).where(where).values(uri="s3://hanzo-models/base/other"))
@@ -227,7 +227,7 @@ def test_an_artifact_that_the_database_has_elsewhere_is_not_believed(chain: Chai
     assert "s3://hanzo-models/base/other/manifest.json is missing" in edge
 
 
-def test_a_checksum_of_the_registry_that_is_not_the_artifact_s_is_named(chain: Chain) -> None:
+def test_wrong_checksum_in_the_registry_is_named(chain: Chain) -> None:
     changed = dict(chain.house.registry.read(model(), 1).artifacts)
     changed["merged"] = {**changed["merged"], "checksum": "sha256:" + "0" * 64}
     with chain.database.write() as connection:
@@ -256,7 +256,7 @@ def other(chain: Chain, folder: Path, kind: str, **inputs: Artifact) -> Artifact
     return made
 
 
-def test_a_whole_export_of_another_model_is_not_this_one_s(chain: Chain, tmp_path: Path) -> None:
+def test_export_of_another_model_is_not_proved(chain: Chain, tmp_path: Path) -> None:
     """Each of its edges held, up to the raw files; that it was made of other weights than the version's, nobody asked."""
     merged = other(chain, tmp_path, "merged", adapter=chain.made["adapter"], base=chain.made["base"])
     export = other(chain, tmp_path, "gguf", merged=merged)
@@ -296,7 +296,7 @@ def test_a_version_with_two_exports_is_proved_whichever_is_served(chain: Chain, 
         }
 
 
-def test_a_version_of_another_run_than_trained_it_is_not_proved(chain: Chain) -> None:
+def test_version_registered_under_another_run_is_not_proved(chain: Chain) -> None:
     made = {name: chain.made[name] for name in ("adapter", "merged", "gguf")}
     with chain.database.write() as connection:
         chain.house.registry.register(connection, model(), registration("r2"), made)
@@ -305,7 +305,7 @@ def test_a_version_of_another_run_than_trained_it_is_not_proved(chain: Chain) ->
 
 
 @pytest.mark.parametrize("tampered", [{"path": "s3://elsewhere/"}, {"size_bytes": 1}])
-def test_what_the_registry_says_of_an_artifact_is_what_it_points_to(chain: Chain, tampered: dict[str, Any]) -> None:
+def test_tampered_artifact_entry_of_the_registry_is_named(chain: Chain, tampered: dict[str, Any]) -> None:
     changed = dict(chain.house.registry.read(model(), 1).artifacts)
     changed["gguf"] = {**changed["gguf"], **tampered}
     with chain.database.write() as connection:
@@ -322,7 +322,7 @@ def test_a_version_that_points_to_nothing_is_not_proved(chain: Chain) -> None:
     assert not proof.ok and proof.broken
 
 
-def test_what_a_client_logged_is_no_proof_and_nothing_that_the_asset_graph_made(chain: Chain) -> None:
+def test_files_logged_by_a_client_are_neither_proof_nor_own_artifacts(chain: Chain) -> None:
     logged = {"safetensors": LoggedFiles("s3://hanzo-ml/runs/r2/artifacts/m.safetensors", 1, f"sha256:{'0' * 64}")}
     with chain.database.write() as connection:
         version = chain.house.registry.register(connection, model(), registration("r2"), logged, stage="staging")
@@ -335,7 +335,7 @@ def test_what_a_client_logged_is_no_proof_and_nothing_that_the_asset_graph_made(
         version.artifact("safetensors")
 
 
-def test_an_export_that_the_registry_names_and_points_to_nowhere_is_not_proved(chain: Chain) -> None:
+def test_registry_entry_without_an_artifact_is_not_proved(chain: Chain) -> None:
     changed = dict(chain.house.registry.read(model(), 1).artifacts)
     changed["gguf"] = {key: value for key, value in changed["gguf"].items() if key != "artifact"}
     with chain.database.write() as connection:
@@ -344,7 +344,7 @@ def test_an_export_that_the_registry_names_and_points_to_nowhere_is_not_proved(c
     assert edge.startswith("m version 1 -> gguf: ")
 
 
-def test_recording_twice_changes_nothing_and_is_read_as_it_was_written(chain: Chain) -> None:
+def test_recording_an_artifact_twice_changes_nothing(chain: Chain) -> None:
     adapter = chain.made["adapter"]
     with chain.database.write() as connection:
         record_artifact(connection, adapter, chain.store.manifest(adapter))
@@ -393,7 +393,7 @@ def test_a_served_version_with_a_flipped_bit_is_not_proved(served: Served, name:
     assert served.prove().ok
 
 
-def test_a_copy_that_is_served_with_a_flipped_bit_breaks_the_first_edge(served: Served, tmp_path: Path) -> None:
+def test_flipped_bit_in_the_served_copy_breaks_the_first_edge(served: Served, tmp_path: Path) -> None:
     copy = tmp_path / "copy.gguf"
     copy.write_bytes(served.path.read_bytes())
     served.path = copy
@@ -406,14 +406,14 @@ def test_a_copy_that_is_served_with_a_flipped_bit_breaks_the_first_edge(served: 
     assert edge.startswith("served file -> export: ") and edge.endswith("copy.gguf is missing")
 
 
-def test_an_engine_that_serves_something_else_is_named(served: Served) -> None:
+def test_engine_that_serves_another_file_is_named(served: Served) -> None:
     served_file = served.path
     assert "does not serve m version 1" in served.chain.prove(lambda name: None).broken[0]
     (edge,) = served.chain.prove(lambda name: (served_file, "f" * 64)).broken
     assert edge.startswith("served file -> export: the engine loaded SHA-256 " + "f" * 64)
 
 
-def test_version_that_replicas_serve_is_proved_by_the_checksums_that_they_report(served: Served) -> None:
+def test_version_served_by_replicas_is_proved_by_their_reported_checksums(served: Served) -> None:
     """Their files are on other machines."""
     proof = served.chain.prove(lambda name: (None, served.sha256))
     assert (proof.ok, labels(proof.chain)[:3]) == (True, ["m version 1", "served file", "export"])

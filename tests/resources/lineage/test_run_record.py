@@ -17,7 +17,7 @@ BUCKETS = {"datasets": "hanzo-ml-datasets", "checkpoints": "hanzo-ml-checkpoints
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-def test_an_image_says_what_it_was_built_from(tmp_path: Path) -> None:
+def test_environment_of_an_image_has_its_commit_and_lock(tmp_path: Path) -> None:
     """It has no git, so that every run that was made in one said `none`, and its proof with it."""
     (tmp_path / COMMIT_FILE).write_text(f"{COMMIT}\n")
     (tmp_path / LOCK_FILE).write_text("torch==2\n")
@@ -27,13 +27,13 @@ def test_an_image_says_what_it_was_built_from(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [None, "none", "v1.2", ""])
-def test_what_was_built_of_nothing_that_is_known_says_so(tmp_path: Path, text: str | None) -> None:
+def test_environment_without_a_known_commit_has_none(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / COMMIT_FILE).write_text(text)
     assert read_environment(tmp_path).git_commit == NO_COMMIT
 
 
-def test_a_checkout_knows_better(tmp_path: Path) -> None:
+def test_git_checkout_takes_precedence_over_the_commit_file(tmp_path: Path) -> None:
     (tmp_path / COMMIT_FILE).write_text(COMMIT)
     who = ("-c", "user.name=a", "-c", "user.email=a@example.com")
     for words in (("init", "-q"), ("add", "."), (*who, "commit", "-qm", "first")):
@@ -44,7 +44,7 @@ def test_a_checkout_knows_better(tmp_path: Path) -> None:
     assert read_environment(tmp_path).git_dirty
 
 
-def test_a_record_of_another_release_is_said_to_be_one(tmp_path: Path) -> None:
+def test_record_of_another_release_is_rejected_with_a_clear_error(tmp_path: Path) -> None:
     """Whoever reads one is told of one error: as a value that did not validate, it ended a look at all other jobs."""
     store = Store(StoreAddress(root=tmp_path.as_uri(), buckets=BUCKETS))
     (tmp_path / "record").mkdir()
@@ -54,7 +54,7 @@ def test_a_record_of_another_release_is_said_to_be_one(tmp_path: Path) -> None:
         read_record(store, record)
 
 
-def test_a_run_that_began_before_there_were_two_ways_to_render_keeps_its_own(tmp_path: Path) -> None:
+def test_old_run_record_keeps_its_original_rendering(tmp_path: Path) -> None:
     """It resumes, and is replayed, with the tokens that it began with."""
     recipe = Recipe.named("smollm2-135m-lora")
     environment = read_environment(tmp_path)

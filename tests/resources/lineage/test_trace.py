@@ -59,7 +59,7 @@ def split_of(artifacts: Mapping[str, Artifact], store: Store, row: Mapping[str, 
     raise AssertionError(f"no split holds {row}")
 
 
-def test_a_record_is_traced_from_its_version_to_what_is_served(world: World) -> None:
+def test_record_is_traced_from_its_version_to_the_served_model(world: World) -> None:
     corpus = rows(40)
     version = world.create(corpus)
     splits = world.split(version)
@@ -84,7 +84,7 @@ def test_a_record_is_traced_from_its_version_to_what_is_served(world: World) -> 
         assert found.totals["split"] == 1
 
 
-def test_a_version_is_made_with_an_index_of_all_its_records_and_traced_without_reading_them(world: World) -> None:
+def test_new_version_has_a_record_index_and_is_traced_without_its_records(world: World) -> None:
     """Without one every question would read all records of all versions, and be answered all the same."""
     corpus = rows(40)
     version = world.create(corpus)
@@ -99,7 +99,7 @@ def test_a_version_is_made_with_an_index_of_all_its_records_and_traced_without_r
         assert node(world.trace(row), "d@1").facts["numbers"] == [number]
 
 
-def test_what_reached_nothing_is_held_by_no_version(small: World) -> None:
+def test_unknown_record_is_found_in_no_version(small: World) -> None:
     assert small.trace({"text": "nothing is there yet"}).found is False
     small.create(rows(3))
     found = small.trace({"instruction": "What is number 3?", "answer": "It is 3, naturally."})
@@ -129,7 +129,7 @@ def test_a_record_is_known_in_other_forms(small: World, stored: Any, asked: Any,
     assert node(found, "d@1").facts | {"id": ""} == {"records": 1, "numbers": [6], "how": [how], "of_records": 6, "id": ""}
 
 
-def test_numbers_make_another_record(small: World) -> None:
+def test_records_that_differ_in_a_number_are_distinct(small: World) -> None:
     small.create([{"n": 1}, {"n": 2}])
     assert not small.trace({"n": 3}).found
     assert node(small.trace({"n": 2}), "d@1").facts["numbers"] == [2]
@@ -145,7 +145,7 @@ def test_a_record_that_occurs_twice_is_counted_twice(world: World) -> None:
     assert split.facts["records"] == 2
 
 
-def test_two_organizations_with_the_same_record_see_only_their_own(world: World) -> None:
+def test_trace_of_a_shared_record_is_limited_to_the_own_organization(world: World) -> None:
     corpus = rows(30)
     for organization, run, model in (("default", "r1", "m"), ("acme", "r2", "n")):
         version = world.create(corpus, organization=organization)
@@ -158,7 +158,7 @@ def test_two_organizations_with_the_same_record_see_only_their_own(world: World)
     assert not world.trace(row, "nobody").found
 
 
-def test_a_raw_record_reaches_what_was_made_of_it_and_the_models_behind(world: World) -> None:
+def test_raw_record_is_traced_to_its_derived_records_and_their_runs(world: World) -> None:
     raw = [{"text": f"My number is 555-{n:04}, call me about {n}."} for n in range(30)]
     masked = [{"instruction": f"call {n}", "answer": f"My number is [REDACTED], call me about {n}."} for n in range(30)]
     source = world.create(raw, "raw")
@@ -175,7 +175,7 @@ def test_a_raw_record_reaches_what_was_made_of_it_and_the_models_behind(world: W
     assert [node.name for node in world.trace(masked[3]).reached] == ["masked@1"]
 
 
-def test_an_index_of_many_segments_tells_the_same(small: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_of_many_segments_gives_the_same_trace(small: World, monkeypatch: pytest.MonkeyPatch) -> None:
     raw, masked = rows(30), rows(30, first=100)
     shuffled = [*range(10, 30), *range(10), 3]
     source = small.create(raw, "raw")
@@ -192,7 +192,7 @@ def test_an_index_of_many_segments_tells_the_same(small: World, monkeypatch: pyt
             assert one["numbers"] == ([24, 31] if number == 3 else [place])
 
 
-def test_a_model_that_goes_on_from_another_has_seen_what_that_one_saw(world: World) -> None:
+def test_model_started_from_another_inherits_its_training_records(world: World) -> None:
     corpus, other = rows(30), rows(30, first=100)
     version, later = world.create(corpus), world.create(other, "later")
     splits = world.split(version)
@@ -207,7 +207,7 @@ def test_a_model_that_goes_on_from_another_has_seen_what_that_one_saw(world: Wor
     assert found.live == ["n version 1"]
 
 
-def test_a_comparison_with_the_last_accepted_model_is_no_use_of_its_data(world: World) -> None:
+def test_comparison_with_the_last_accepted_model_is_not_use_of_its_data(world: World) -> None:
     version, later = world.create(rows(30)), world.create(rows(30, first=100), "later")
     splits = world.split(version)
     adapter = world.run("r1", version, splits)
@@ -218,7 +218,7 @@ def test_a_comparison_with_the_last_accepted_model_is_no_use_of_its_data(world: 
 
 
 @pytest.mark.parametrize("status", ["running", "failed", "cancelled"])
-def test_a_run_that_did_not_end_well_saw_the_record_too(small: World, status: str) -> None:
+def test_unsuccessful_run_is_included_in_the_trace(small: World, status: str) -> None:
     version = small.create(rows(30))
     splits = small.split(version)
     small.jobs.submit(name="r1", config={}, user="u", organization="default", id="r1", status="running")
@@ -237,7 +237,7 @@ def test_a_run_that_did_not_end_well_saw_the_record_too(small: World, status: st
     assert (found.facts["status"], found.facts["used"]) == (status, ["trained on it"])
 
 
-def test_deployments_are_told_with_their_end(world: World) -> None:
+def test_deployments_are_listed_with_their_end(world: World) -> None:
     version = world.create(rows(30))
     splits = world.split(version)
     for run in ("r1", "r2"):
@@ -261,7 +261,7 @@ def test_a_record_has_its_number_in_its_split(small: World) -> None:
             assert node(small.trace(row), f"d@1 {name}").facts["numbers"] == [number]
 
 
-def test_a_split_that_is_a_copy_is_looked_up_in_its_own_index(small: World) -> None:
+def test_copied_split_is_looked_up_in_its_own_index(small: World) -> None:
     """As all were, before they were lines of their version."""
     corpus = rows(6)
     version = small.create(corpus)
@@ -283,7 +283,7 @@ def test_a_split_that_is_a_copy_is_looked_up_in_its_own_index(small: World) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("left", ["no index", "an index of other records"])
-def test_a_split_whose_index_is_not_there_is_read_instead(world: World, left: str) -> None:
+def test_split_without_a_valid_index_is_read_instead(world: World, left: str) -> None:
     """As after a kill between a split and its index, or while it is made again with other parameters."""
     corpus = rows(30)
     version = world.create(corpus)
@@ -328,7 +328,7 @@ def test_a_text_is_found_in_a_record_that_is_longer_than_a_chunk_wherever_it_was
     assert trace_matches(Tracer(world.database, world.store, "default"), "newword", 5).records == 1
 
 
-def test_a_text_is_found_where_every_chunk_follows_one_that_it_followed_before(world: World) -> None:
+def test_record_whose_chunk_sequence_is_known_is_still_searched(world: World) -> None:
     """The beginning of the third version's record stands in the second, its end in the first: the record in neither."""
     long = random.Random(0).randbytes(3_000_000).hex()
     world.create([{"text": f"{long} end of the first"}])

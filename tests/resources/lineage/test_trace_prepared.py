@@ -54,7 +54,7 @@ def test_a_raw_record_reaches_the_model_that_learned_its_tokens(small: World, to
     assert data.datasets[0].personal_data.masked == {"email": 61}
 
 
-def test_what_a_preparation_kept_is_found_however_masked_and_what_it_rejected_is_not(small: World) -> None:
+def test_kept_records_are_traced_although_masked_and_rejected_ones_are_not(small: World) -> None:
     raw = questions(40)
     for number, row in enumerate(raw):
         row["class"] = "rare" if number < 4 else "often"

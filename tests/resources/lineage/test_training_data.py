@@ -30,7 +30,7 @@ def validated(world: World, version: DatasetVersion, **kinds: int) -> None:
 
 
 @pytest.mark.requirement("B10", "O11")
-def test_all_that_was_used_is_told_with_its_counts(small: World) -> None:
+def test_used_datasets_are_listed_with_their_counts(small: World) -> None:
     version = small.create(rows(40))
     small.create(rows(40, first=100), "unused")
     small.model("m", "r1", small.run("r1", version, small.split(version)))
@@ -40,7 +40,7 @@ def test_all_that_was_used_is_told_with_its_counts(small: World) -> None:
     assert use.personal_data.included is found.personal_data is Included.NOT_EXAMINED
 
 
-def test_data_of_a_model_that_it_goes_on_from_counts_and_that_of_one_it_was_compared_with_does_not(small: World) -> None:
+def test_data_of_a_starting_model_counts_and_that_of_a_compared_model_does_not(small: World) -> None:
     versions = [small.create(rows(30, first=100 * n), name) for n, name in enumerate(("first", "compared", "later"))]
     splits = [small.split(version) for version in versions]
     exports = small.model("m", "r1", small.run("r1", versions[0], splits[0]))
@@ -53,7 +53,7 @@ def test_data_of_a_model_that_it_goes_on_from_counts_and_that_of_one_it_was_comp
 
 @pytest.mark.requirement("B8")
 @pytest.mark.parametrize(("kinds", "answer"), [({}, Included.NOT_FOUND), ({"email": 3, "phone": 0}, Included.FOUND)])
-def test_a_validation_answers_whether_personal_data_was_included(
+def test_validation_decides_whether_personal_data_was_included(
     small: World, kinds: dict[str, int], answer: Included
 ) -> None:
     version = small.create(rows(30))
@@ -64,7 +64,7 @@ def test_a_validation_answers_whether_personal_data_was_included(
     assert found.datasets[0].personal_data.found == {kind: count for kind, count in kinds.items() if count}
 
 
-def test_what_was_masked_before_training_is_counted_by_kind(small: World) -> None:
+def test_masked_personal_data_is_counted_by_kind(small: World) -> None:
     raw = [{"text": f"write to n{n}@example.org"} for n in range(30)]
     masked = [{"instruction": f"write {n}", "answer": "to [REDACTED]"} for n in range(30)]
     source = small.create(raw, "raw")
@@ -80,7 +80,7 @@ def test_what_was_masked_before_training_is_counted_by_kind(small: World) -> Non
     assert next(use for use in found.datasets if use.dataset == "raw@1").splits == {}
 
 
-def test_what_a_command_was_given_is_what_its_model_was_trained_on(small: World) -> None:
+def test_dataset_given_to_a_command_is_its_training_data(small: World) -> None:
     """Whole, and told once: what its script named itself stands beside it."""
     version = small.create(rows(30))
     validated(small, version, email=2)
@@ -99,14 +99,14 @@ def test_what_a_command_was_given_is_what_its_model_was_trained_on(small: World)
     assert [logged.name for logged in found.logged] == ["own"]
 
 
-def test_a_model_of_files_alone_has_no_data_that_anybody_knows(small: World, tmp_path: Path) -> None:
+def test_model_of_files_alone_has_no_known_training_data(small: World, tmp_path: Path) -> None:
     weights = small.publish("s3://hanzo-models/given/weights", "adapter", {})
     small.model("m", "r1", weights)
     found = asked(small)
     assert (found.datasets, found.personal_data) == ([], Included.NOT_EXAMINED)
 
 
-def test_the_answer_is_printed_for_people(small: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_data_is_printed_in_readable_form(small: World, capsys: pytest.CaptureFixture[str]) -> None:
     version = small.create(rows(40))
     small.model("m", "r1", small.run("r1", version, small.split(version)))
     print_data(asked(small).model_dump(mode="json"))

@@ -63,7 +63,7 @@ def taken(database: Database, now: int, period: int = FLUSH_PERIOD_MS) -> dict[s
         return {each.user: each.count for each in flush_counts(connection, now, period)}
 
 
-def test_a_call_that_logs_is_counted_and_one_that_is_refused_is_not(database: Database, tracking: Tracking) -> None:
+def test_logging_call_is_counted_unless_it_is_refused(database: Database, tracking: Tracking) -> None:
     async def test(writer: RunWriter) -> None:
         await writer.store(point(0, "ann"))
         for step in (1, 2):
@@ -82,7 +82,7 @@ def test_a_call_that_logs_is_counted_and_one_that_is_refused_is_not(database: Da
     assert taken(database, NOW) == {"ann": 6, "bob": 3}
 
 
-def test_what_the_database_refuses_is_not_counted(database: Database, tracking: Tracking) -> None:
+def test_write_refused_by_the_database_is_not_counted(database: Database, tracking: Tracking) -> None:
     refuse = {
         "sqlite": "CREATE TRIGGER refuse BEFORE INSERT ON params WHEN NEW.key = 'bad' BEGIN SELECT RAISE(ABORT, 'no'); END",
         "postgresql": "ALTER TABLE params ADD CHECK (key <> 'bad')",
@@ -99,7 +99,7 @@ def test_what_the_database_refuses_is_not_counted(database: Database, tracking: 
     assert taken(database, NOW) == {"ann": 2}
 
 
-def test_a_kind_comes_into_the_log_at_once_and_then_once_in_a_period(database: Database) -> None:
+def test_repeated_call_is_logged_at_once_and_then_once_per_period(database: Database) -> None:
     def counted(*users: str) -> None:
         with database.write() as connection:
             count_calls(connection, map(call, users))
@@ -115,7 +115,7 @@ def test_a_kind_comes_into_the_log_at_once_and_then_once_in_a_period(database: D
     assert not is_flush_due(database, NOW + 9 * FLUSH_PERIOD_MS), "all is forgotten"
 
 
-def test_a_name_that_is_no_text_is_counted_too(database: Database) -> None:
+def test_call_naming_invalid_text_is_counted(database: Database) -> None:
     """Whoever forges calls must not end the counting of others."""
     odd = replace_objects(call("ann"), ["run:\ud800", "run:\x00"])
     with database.write() as connection:
@@ -125,7 +125,7 @@ def test_a_name_that_is_no_text_is_counted_too(database: Database) -> None:
     assert (found.objects, found.count) == (odd.objects, 2)
 
 
-def test_a_name_that_nobody_can_have_leaves_the_log_readable(database: Database) -> None:
+def test_invalid_characters_in_an_object_name_leave_the_log_readable(database: Database) -> None:
     """PostgreSQL reads no field of a row with U+0000 in it: one such call had closed the log to everybody."""
     named = str(Reference(ObjectKind.RUN, "a\x00b\ud800"))
     with database.write() as connection:
@@ -140,7 +140,7 @@ def replace_objects(of: AuditedCall, objects: Sequence[str]) -> AuditedCall:
     return AuditedCall(of.user, of.organization, of.roles, of.method, of.route, tuple(objects), 404, of.client, 0.0)
 
 
-def test_servers_that_log_count_and_take_at_once_lose_and_double_nothing(database: Database, tracking: Tracking) -> None:
+def test_concurrent_servers_neither_lose_nor_duplicate_audited_calls(database: Database, tracking: Tracking) -> None:
     """And none waits for another that waits for it, which PostgreSQL would end after a second by refusing one."""
     stopped = threading.Event()
     failed: list[Exception] = []

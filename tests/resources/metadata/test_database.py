@@ -25,13 +25,13 @@ def told(url: str, *seconds: int) -> dict[str, Any]:
     return dict(found)
 
 
-def test_a_silent_host_is_given_up_when_it_is_connected_to_and_later() -> None:
+def test_silent_host_times_out_while_connecting_and_afterwards() -> None:
     found = told("postgresql://h/d", 6)
     assert (found["connect_timeout"], found["tcp_user_timeout"]) == (6, 6000)
     assert [found[f"keepalives_{word}"] for word in ("idle", "interval", "count")] == [2, 2, 3]
     assert told("postgresql://h/d")["connect_timeout"] == 10
 
 
-def test_what_an_address_says_itself_holds() -> None:
+def test_timeouts_in_the_address_take_precedence() -> None:
     found = told("postgresql://h/d?connect_timeout=60&keepalives_idle=30", 6)
     assert (found["connect_timeout"], found["keepalives_idle"], found["keepalives_interval"]) == ("60", "30", 2)

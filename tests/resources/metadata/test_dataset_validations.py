@@ -53,7 +53,7 @@ def failures(database: Database) -> list[list[str]]:
 
 
 @pytest.mark.requirement("D4")
-def test_verdicts_of_records_and_of_splits_add_up_and_each_change_is_one_event(database: Database) -> None:
+def test_record_and_split_verdicts_combine_and_each_change_is_one_event(database: Database) -> None:
     made, validations = version(database), Validations(database)
     assert validations.read_blocked(made.id) == ""
     for contract in (False, False, True):
@@ -73,7 +73,7 @@ def test_verdicts_of_records_and_of_splits_add_up_and_each_change_is_one_event(d
     assert failures(database) == [["contract"], [], ["leakage"]]
 
 
-def test_what_does_not_block_is_told_and_does_not(database: Database) -> None:
+def test_failed_check_without_blocking_is_reported_and_does_not_block(database: Database) -> None:
     made, validations = version(database), Validations(database)
     with database.write() as connection:
         validations.set_version(connection, made, STATISTICS, FACTS, [verdict(Check.DRIFT, False, blocking=False)])
@@ -81,7 +81,7 @@ def test_what_does_not_block_is_told_and_does_not(database: Database) -> None:
     assert failures(database) == [["drift"]]
 
 
-def test_a_deleted_version_takes_its_validation_along(database: Database) -> None:
+def test_deleting_a_version_deletes_its_validation(database: Database) -> None:
     made, validations = version(database), Validations(database)
     with database.write() as connection:
         validations.set_version(connection, made, STATISTICS, FACTS, [verdict(Check.CONTRACT, True)])

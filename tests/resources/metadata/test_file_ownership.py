@@ -5,7 +5,7 @@ from resources.metadata.ownership import file_organization
 from resources.metadata.tracking.tracking import Tracking
 
 
-def test_whose_a_file_is(database: Database) -> None:
+def test_organization_of_a_file_follows_from_its_uri(database: Database) -> None:
     tracking = Tracking(database)
     experiment = tracking.experiments.ensure("e", "acme & co")
     tracking.runs.create(experiment.id, run_id="r")

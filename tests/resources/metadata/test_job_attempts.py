@@ -111,7 +111,7 @@ def test_first_end_counts_and_definite_reasons_replace_vague_ones(attempts: JobA
     assert attempts.end(JOB, 1, ExitReason.NODE_LOST, "later").reason is ExitReason.OOM_KILLED
 
 
-def test_lost_node_stays_the_reason_though_the_other_pods_report_that_they_were_asked_to_stop(attempts: JobAttempts) -> None:
+def test_lost_node_remains_the_reason_when_other_pods_report_preemption(attempts: JobAttempts) -> None:
     attempts.claim(JOB, CLAIM)
     attempts.end(JOB, 1, ExitReason.NODE_LOST, "node node-b was lost")
     reported = attempts.report_exit(JOB, 1, ExitReason.PREEMPTED, "asked to stop")
@@ -124,7 +124,7 @@ def test_controller_decides_whether_an_end_is_counted(attempts: JobAttempts) -> 
     assert not attempts.end(JOB, 1, ExitReason.KILLED, "evicted", counted=False).counted
 
 
-def test_pods_that_restart_alone_join_one_attempt(attempts: JobAttempts) -> None:
+def test_individually_restarted_pods_join_one_attempt(attempts: JobAttempts) -> None:
     shared = replace(CLAIM, shared=True)
     assert attempts.claim(JOB, shared).attempt == 1
     joined = attempts.claim(JOB, replace(shared, pod_uid="uid-b", node_rank=1, node="node-b"))
@@ -190,7 +190,9 @@ def test_gpus_are_metered_from_claim_to_end_on_all_nodes(database: Database, att
     assert totals() == ({("nvidia-h100-80gb",): 16}, 16), "the second attempt holds its own"
 
 
-def test_a_job_whose_attempt_ended_before_it_was_running_has_started_too(database: Database, attempts: JobAttempts) -> None:
+def test_job_started_is_recorded_when_the_attempt_ended_before_the_job_ran(
+    database: Database, attempts: JobAttempts
+) -> None:
     """A command of 5 s had completed before its supervisor marked it as running, and no event named its nodes."""
     jobs = Jobs(database)
     jobs.submit(name="j", config={}, user="ann", organization="acme", id=JOB.id)

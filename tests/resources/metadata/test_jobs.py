@@ -88,7 +88,7 @@ def test_a_supervisor_that_comes_back_does_not_start_the_job_again(house: House)
     assert house.types() == ["job.submitted", "job.started"]
 
 
-def test_a_job_completes_once_with_what_it_made(house: House) -> None:
+def test_job_completes_once_with_its_artifacts(house: House) -> None:
     house.submit()
     house.jobs.start("j")
     house.complete()
@@ -100,7 +100,7 @@ def test_a_job_completes_once_with_what_it_made(house: House) -> None:
     assert house.types() == ["job.submitted", "job.started", "job.completed"]
 
 
-def test_a_failed_job_says_why_and_a_later_failure_does_not_change_its_words(house: House) -> None:
+def test_failed_job_keeps_its_first_reason(house: House) -> None:
     house.submit()
     house.jobs.fail("j", "no room")
     house.jobs.fail("j", "another reason")
@@ -109,7 +109,7 @@ def test_a_failed_job_says_why_and_a_later_failure_does_not_change_its_words(hou
     assert house.types() == ["job.submitted", "job.failed"]
 
 
-def test_a_failed_job_may_run_again_and_then_has_no_reason_and_no_end(house: House) -> None:
+def test_restarted_failed_job_has_no_reason_and_no_end_time(house: House) -> None:
     house.submit()
     house.jobs.start("j")
     house.jobs.fail("j", "no room")
@@ -118,7 +118,7 @@ def test_a_failed_job_may_run_again_and_then_has_no_reason_and_no_end(house: Hou
     assert house.status() == ("running", "running")
 
 
-def test_completed_is_not_failed_afterwards(house: House) -> None:
+def test_completed_job_cannot_fail_afterwards(house: House) -> None:
     house.submit()
     house.jobs.start("j")
     house.complete()
@@ -155,13 +155,13 @@ def test_a_job_that_has_ended_cannot_be_cancelled(house: House) -> None:
         house.jobs.cancel("j")
 
 
-def test_a_job_that_its_supervisor_recorded_runs_at_once(house: House) -> None:
+def test_job_recorded_as_running_has_started(house: House) -> None:
     job = house.submit(status="running")
     assert job.status == "running" and job.started_at is not None
     assert house.status() == ("running", "running")
 
 
-def test_why_a_job_waits_is_said_while_it_is_queued_and_never_after(house: House) -> None:
+def test_waiting_reason_of_a_queued_job_is_dropped_at_its_start(house: House) -> None:
     house.submit()
     house.jobs.set_waiting_reason("j", "waits for the splits")
     assert house.jobs.read("j").reason == "waits for the splits"
@@ -170,7 +170,7 @@ def test_why_a_job_waits_is_said_while_it_is_queued_and_never_after(house: House
     assert house.jobs.read("j").reason == ""
 
 
-def test_for_what_a_running_job_waits_is_said_while_it_does_and_never_after(house: House) -> None:
+def test_waiting_reason_of_a_running_job_is_set_only_while_it_runs(house: House) -> None:
     house.submit()
     house.jobs.set_waiting_reason("j", "waits for GPUs", "running")
     assert house.jobs.read("j").reason == "", "it is queued still"
@@ -192,7 +192,7 @@ def test_an_equal_evaluation_writes_no_second_event(house: House) -> None:
     assert house.types().count("evaluation.completed") == 1
 
 
-def test_a_change_that_is_rolled_back_has_no_event(house: House) -> None:
+def test_rolled_back_change_has_no_event(house: House) -> None:
     house.submit()
     house.jobs.start("j")
     with pytest.raises(RuntimeError), house.database.write() as connection:
@@ -203,14 +203,14 @@ def test_a_change_that_is_rolled_back_has_no_event(house: House) -> None:
 
 
 @pytest.mark.parametrize("change", ["read", "start", "cancel"])
-def test_an_unknown_job_is_not_found_by_name(house: House, change: str) -> None:
+def test_change_of_an_unknown_job_is_refused_with_not_found(house: House, change: str) -> None:
     with pytest.raises(HanzoError, match="there is no job 'nobody'") as caught:
         getattr(house.jobs, change)("nobody")
     assert caught.value.code is ErrorCode.RESOURCE_DOES_NOT_EXIST
 
 
 @pytest.mark.requirement("G6")
-def test_jobs_are_listed_by_status_newest_first_and_only_one_s_own(house: House) -> None:
+def test_jobs_are_listed_by_status_and_organization_newest_first(house: House) -> None:
     house.submit("first")
     house.submit("second")
     house.jobs.submit(name="n", config={}, user="u", organization="other", id="theirs")
@@ -223,7 +223,7 @@ def test_jobs_are_listed_by_status_newest_first_and_only_one_s_own(house: House)
         house.jobs.page("default", "runing")
 
 
-def test_pages_of_a_list_have_each_job_once_also_of_one_moment(house: House) -> None:
+def test_pages_have_each_job_once_even_with_equal_submission_times(house: House) -> None:
     for id in "abcde":
         house.submit(id)
     with house.database.write() as connection:
@@ -242,7 +242,7 @@ def test_pages_of_a_list_have_each_job_once_also_of_one_moment(house: House) -> 
         house.jobs.page("other", page_token=token)
 
 
-def test_an_ended_job_that_is_deleted_is_listed_no_more_and_keeps_its_record(house: House) -> None:
+def test_deleted_job_is_unlisted_and_keeps_its_record(house: House) -> None:
     house.submit("kept")
     house.submit()
     with pytest.raises(HanzoError, match="job 'j' is queued: cancel it first"):
@@ -258,7 +258,7 @@ def test_an_ended_job_that_is_deleted_is_listed_no_more_and_keeps_its_record(hou
 
 
 @pytest.mark.parametrize("end", ["failed", "cancelled", "completed"])
-def test_a_job_whose_run_somebody_deleted_starts_and_ends_all_the_same(house: House, end: str) -> None:
+def test_job_with_a_deleted_run_starts_and_ends_normally(house: House, end: str) -> None:
     house.submit()
     Runs(house.database).delete("j")
     house.jobs.start("j")
@@ -274,7 +274,7 @@ def test_a_job_whose_run_somebody_deleted_starts_and_ends_all_the_same(house: Ho
     assert Runs(house.database).get("j").lifecycle_stage == "deleted"
 
 
-def test_a_job_that_completes_just_now_is_not_cancelled(house: House) -> None:
+def test_job_completing_concurrently_is_not_cancelled(house: House) -> None:
     """Who comes second waits for the first to commit, and sees what became of the job."""
     house.submit()
     house.jobs.start("j")

@@ -23,7 +23,7 @@ from resources.monitoring.usage_totals import read_totals
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_the_migrations_make_the_tables_of_the_code(tmp_path: Path) -> None:
+def test_migrations_create_the_tables_of_the_schema(tmp_path: Path) -> None:
     database = Database(f"sqlite:///{tmp_path}/new/folder/metadata.db")
     database.migrate()
     with database.read() as connection:
@@ -31,7 +31,7 @@ def test_the_migrations_make_the_tables_of_the_code(tmp_path: Path) -> None:
         assert compare_metadata(context, schema) == []
 
 
-def test_the_migrated_database_is_the_one_that_the_code_would_create(tmp_path: Path) -> None:
+def test_migrated_database_has_the_keys_and_constraints_of_the_schema(tmp_path: Path) -> None:
     """What the comparison of Alembic leaves out: primary keys and unique constraints, which the guarantees stand on."""
     migrated, created = (Database(f"sqlite:///{tmp_path}/{name}.db") for name in ("migrated", "created"))
     migrated.migrate()
@@ -64,7 +64,7 @@ def test_migrating_again_changes_nothing(tmp_path: Path) -> None:
         assert connection.exec_driver_sql("SELECT count(*) FROM artifacts").scalar() == 1
 
 
-def test_a_database_of_an_earlier_day_gets_what_is_new_and_keeps_what_it_has(database: Database) -> None:
+def test_older_database_gains_new_tables_and_keeps_its_rows(database: Database) -> None:
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     with database.write() as connection:
@@ -79,7 +79,7 @@ def test_a_database_of_an_earlier_day_gets_what_is_new_and_keeps_what_it_has(dat
         assert connection.exec_driver_sql("SELECT count(*) FROM artifacts").scalar() == 1
 
 
-def test_inputs_and_models_of_earlier_days_keep_their_order_and_models_need_not_be_known(database: Database) -> None:
+def test_migration_keeps_the_order_of_inputs_and_models_and_allows_unknown_models(database: Database) -> None:
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     tracking = Tracking(database)
@@ -101,7 +101,7 @@ def test_inputs_and_models_of_earlier_days_keep_their_order_and_models_need_not_
     assert [(made.model_id, made.step) for made in found.models] == [(model, 3), ("m-elsewhere", 1)]
 
 
-def test_gpu_hours_of_jobs_that_had_completed_before_are_kept(database: Database) -> None:
+def test_migration_keeps_gpu_hours_of_completed_jobs(database: Database) -> None:
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     jobs = Jobs(database)
@@ -137,7 +137,7 @@ def test_a_migration_that_landed_is_never_changed(migration: str, sha256: str) -
 
 
 @pytest.mark.slow
-def test_processes_that_migrate_at_once_all_succeed(tmp_path: Path) -> None:
+def test_concurrent_migrations_all_succeed(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/metadata.db"
     text = (
         "import sys; from resources.metadata.database import Database; sys.stdin.readline(); Database(sys.argv[1]).migrate()"

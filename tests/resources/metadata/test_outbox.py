@@ -24,7 +24,7 @@ def keys(database: Database, seq: int = 0, **more: object) -> list[str]:
 
 
 @pytest.mark.requirement("Q8")
-def test_what_is_committed_is_read_with_its_payload_and_time(database: Database) -> None:
+def test_committed_event_is_read_with_its_payload_and_time(database: Database) -> None:
     (seq,) = write(database, "a")
     with database.read() as connection:
         (event,) = read_after(connection, 0)
@@ -32,7 +32,7 @@ def test_what_is_committed_is_read_with_its_payload_and_time(database: Database)
     assert event.payload == {"n": "a", "timestamp": event.created_at}
 
 
-def test_what_is_rolled_back_was_never_there(database: Database) -> None:
+def test_rolled_back_event_is_not_read(database: Database) -> None:
     write(database, "a")
     with pytest.raises(RuntimeError), database.write() as connection:
         emit(connection, "jobs", "t", "b", {})
@@ -60,7 +60,7 @@ def test_a_writer_that_is_killed_before_its_commit_leaves_no_event(database: Dat
     assert keys(database) == ["a", "b"]
 
 
-def test_numbers_grow_and_are_never_given_out_twice(database: Database) -> None:
+def test_sequence_numbers_increase_and_are_never_reused(database: Database) -> None:
     """A cursor that has passed a number must not miss what gets it later."""
     first = write(database, "a", "b")
     with pytest.raises(RuntimeError), database.write() as connection:
@@ -71,7 +71,7 @@ def test_numbers_grow_and_are_never_given_out_twice(database: Database) -> None:
     assert keys(database, first[0]) == ["b", "c"]
 
 
-def test_reading_is_by_type_after_a_number_and_at_most_so_many(database: Database) -> None:
+def test_events_are_read_by_type_after_a_number_up_to_a_limit(database: Database) -> None:
     write(database, *"abc", type="x")
     write(database, *"de", type="y")
     assert keys(database, types=["y"]) == ["d", "e"]
@@ -80,7 +80,7 @@ def test_reading_is_by_type_after_a_number_and_at_most_so_many(database: Databas
     assert keys(database, 2, types=["x"]) == ["c"]
 
 
-def test_a_reader_that_keeps_its_place_misses_nothing_of_many_writers(database: Database) -> None:
+def test_reader_with_a_cursor_misses_no_event_of_concurrent_writers(database: Database) -> None:
     writers, each = 4, 25
     threads = [
         threading.Thread(target=lambda name=name: [write(database, f"{name}-{n}") for n in range(each)])  # type: ignore[misc]

@@ -60,7 +60,7 @@ def filled(database: Database) -> dict[str, str]:
     return ids
 
 
-def test_owners_of_every_kind(database: Database) -> None:
+def test_owner_is_found_for_every_kind_of_object(database: Database) -> None:
     ids = filled(database)
     experiment = Tracking(database).runs.get(ids["acme"]).experiment_id
     logged = Tracking(database).logged_models.create(experiment, name="m")
@@ -87,7 +87,7 @@ def test_owners_of_every_kind(database: Database) -> None:
         assert find_owners(connection, {model}, "acme") == {}, "another one's model of that name is another model"
 
 
-def test_events_are_those_of_ones_own_objects(database: Database) -> None:
+def test_events_are_limited_to_objects_of_the_organization(database: Database) -> None:
     ids = filled(database)
     with database.read() as connection:
         mine = list_events(connection, "rival", 0, limit=1000)
@@ -130,7 +130,7 @@ def test_calls_are_found_by_user_and_time(database: Database) -> None:
 
 
 @pytest.mark.requirement("Y3")
-def test_totals(database: Database) -> None:
+def test_totals_count_jobs_hours_and_storage_by_organization(database: Database) -> None:
     ids = filled(database)
     jobs = Jobs(database)
     jobs.start(ids["acme"])
@@ -168,7 +168,7 @@ def test_totals(database: Database) -> None:
     assert durations.count == 1 and list(durations.within) == [1] * len(DURATION_BUCKETS)
 
 
-def test_gpus_are_allocated_while_an_attempt_holds_them(database: Database) -> None:
+def test_gpus_count_as_allocated_while_an_attempt_holds_them(database: Database) -> None:
     meter_attempt(database, "a", 1.0, gpus=32, gpu_type="nvidia-h100-80gb")
     meter_attempt(database, "b", 1.0, gpus=8, gpu_type="nvidia-h100-80gb", ends=False)
     meter_attempt(database, "c", 1.0, ends=False)
@@ -178,7 +178,7 @@ def test_gpus_are_allocated_while_an_attempt_holds_them(database: Database) -> N
         assert read_totals(connection).gpus_allocated == {("nvidia-h100-80gb",): 8, ("unknown",): 1}
 
 
-def test_a_command_counts_as_what_it_was_submitted_as(database: Database) -> None:
+def test_command_is_counted_under_its_submitted_type(database: Database) -> None:
     """All of them were a `command` in Prometheus, which no panel asks for."""
     jobs = Jobs(database)
     for id, type in (("a", "training"), ("b", "eval"), ("c", "eval")):

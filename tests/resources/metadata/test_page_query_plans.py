@@ -35,7 +35,7 @@ def test_a_page_of_jobs_is_read_from_an_index(database: Database, jobs: Jobs, st
     assert "events_by_key" in plan, plan
 
 
-def test_when_a_job_began_is_found_among_its_own_events(database: Database, jobs: Jobs) -> None:
+def test_start_of_a_job_is_read_from_the_index_of_its_events(database: Database, jobs: Jobs) -> None:
     with database.read() as connection:
         job = jobs.get("j1", connection)
     for ask in (jobs.last_started_at, lambda job, connection: jobs.resumed_at(job.id, connection)):
@@ -43,7 +43,7 @@ def test_when_a_job_began_is_found_among_its_own_events(database: Database, jobs
             assert "events_by_key" in plans(database, lambda ask=ask, reader=connection: ask(job, reader))
 
 
-def test_the_calls_of_one_user_are_found_among_those_of_all(database: Database) -> None:
+def test_calls_of_one_user_are_read_from_an_index(database: Database) -> None:
     def call(user: str) -> AuditedCall:
         return AuditedCall(user, "o", (), "POST", "/v1/jobs", (), 201, "c", 1.0)
 
@@ -61,7 +61,7 @@ def test_the_calls_of_one_user_are_found_among_those_of_all(database: Database) 
     assert "events_by_key" in plan and not sorts(plan), plan
 
 
-def test_calls_since_a_time_are_found_without_those_before_it(database: Database) -> None:
+def test_calls_since_a_time_are_read_without_earlier_ones(database: Database) -> None:
     times = [1000, 2000, 9000, 3000, 4000, 5000]  # the third while the clock was wrong
     with database.write() as connection:
         record_calls(connection, [AuditedCall("ann", "o", (), "POST", "/v1/jobs", (), 201, "c", 1.0) for _ in times])

@@ -12,7 +12,7 @@ SCANS = text("SELECT relname, seq_scan FROM pg_stat_xact_user_tables WHERE relna
 pytestmark = pytest.mark.slow
 
 
-def test_a_metric_is_logged_without_reading_a_whole_table(postgres_url: str) -> None:
+def test_logging_a_metric_scans_no_whole_table(postgres_url: str) -> None:
     database = Database(postgres_url)
     tracking = Tracking(database)
     tracking.experiments.ensure_default()
@@ -27,7 +27,7 @@ def test_a_metric_is_logged_without_reading_a_whole_table(postgres_url: str) -> 
     database.close()
 
 
-def test_what_has_grown_is_analyzed_once(postgres_url: str) -> None:
+def test_grown_table_is_analyzed_once(postgres_url: str) -> None:
     database = Database(postgres_url)
     tracking = Tracking(database)
     tracking.experiments.ensure_default()

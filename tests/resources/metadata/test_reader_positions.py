@@ -4,7 +4,7 @@ from resources.metadata.database import Database
 from resources.metadata.outbox import advance_position, read_position
 
 
-def test_a_reader_begins_at_nothing_and_never_goes_back(database: Database) -> None:
+def test_reader_position_begins_at_zero_and_never_decreases(database: Database) -> None:
     with database.write() as connection:
         assert read_position(connection, "kafka") == 0
         for seq, found in ((5, 5), (9, 9), (7, 9)):

@@ -82,7 +82,7 @@ def tracking(postgres: PostgresServer) -> Iterator[Tracking]:
 
 
 @pytest.mark.parametrize("page", [1, 3], ids=["first", "later"])
-def test_a_page_of_a_history_costs_what_it_tells(tracking: Tracking, page: int) -> None:
+def test_history_page_reads_only_the_rows_that_it_returns(tracking: Tracking, page: int) -> None:
     token = None
     for _ in range(page - 1):
         token = tracking.metrics.history("r0", "long", POINTS // 4, token).next_page_token
@@ -96,7 +96,7 @@ def test_a_page_of_a_history_costs_what_it_tells(tracking: Tracking, page: int) 
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["first", "next"])
 @pytest.mark.parametrize("filtered_by", ["params.p = '1'", "metrics.loss > 0.1", "params.p = '1' and metrics.loss > 0.1"])
-def test_a_search_reads_its_own_experiment(tracking: Tracking, filtered_by: str, is_first: bool) -> None:
+def test_search_reads_only_its_own_experiment(tracking: Tracking, filtered_by: str, is_first: bool) -> None:
     orders = parse_orders(["metrics.loss DESC"], RUN_GRAMMAR)
     conditions = parse_filter(filtered_by, RUN_GRAMMAR)
 

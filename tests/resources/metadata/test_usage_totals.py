@@ -13,7 +13,7 @@ HOURS_METRIC = "system/total_gpu_hours"
 
 
 @pytest.mark.requirement("Y4")
-def test_gpu_hours_are_those_that_attempts_held_gpus(database: Database) -> None:
+def test_gpu_hours_are_the_hours_that_attempts_held_gpus(database: Database) -> None:
     tracking, jobs = Tracking(database), Jobs(database)
     for name, experiment in (("a", "dear"), ("b", "dear"), ("c", "cheap")):
         jobs.submit(name=name, config={}, user="ann", organization="acme", id=name, experiment=experiment)
@@ -31,7 +31,7 @@ def test_gpu_hours_are_those_that_attempts_held_gpus(database: Database) -> None
     assert hours == {("nvidia-h100-80gb", "acme"): 6.0, ("unknown", "acme"): 0.25}
 
 
-def test_hours_that_somebody_logs_count_for_nothing(database: Database) -> None:
+def test_gpu_hours_logged_as_a_metric_are_not_counted(database: Database) -> None:
     tracking = Tracking(database)
     experiment = tracking.experiments.create("boast", "acme").id
     run = tracking.runs.create(experiment).id

@@ -10,7 +10,7 @@ from tests.support.recipes.http_responses import answering
 from tests.support.s3_server import BUCKETS, VARIABLES, S3Server
 
 
-def test_of_a_store_that_can_be_used_nothing_is_said(tmp_path: Path, s3: S3Server) -> None:
+def test_usable_store_has_no_problem(tmp_path: Path, s3: S3Server) -> None:
     assert find_store_problem_in_time(Store(s3.address, VARIABLES), 60) is None
     assert find_store_problem_in_time(Store(StoreAddress(root=tmp_path.as_uri(), buckets=BUCKETS)), 60) is None
 
@@ -22,13 +22,13 @@ def test_any_bucket_that_is_missing_is_named(s3: S3Server) -> None:
         assert find_store_problem_in_time(store, 60) == f"{s3.url} {said}"
 
 
-def test_wrong_keys_are_told_with_the_settings() -> None:
+def test_wrong_keys_are_reported_with_the_settings() -> None:
     with answering(403, "SignatureDoesNotMatch", "No.") as url:
         told = find_store_problem_in_time(Store(StoreAddress(root=url, buckets=BUCKETS), VARIABLES), 60)
     assert told and "SignatureDoesNotMatch: No. (settings storage.access_key, storage.secret_key)" in told
 
 
-def test_who_waits_for_a_store_that_says_nothing_is_told_so() -> None:
+def test_unresponsive_store_is_reported_after_the_timeout() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         told = find_store_problem_in_time(Store(StoreAddress(root=url, buckets=BUCKETS), VARIABLES), 0.2)

@@ -120,7 +120,7 @@ def test_program_reads_its_inputs_and_does_not_change_them(job: Job, uri: str) -
         (PREPARE, "s3://hanzo-ml/datasets/d"),
     ],
 )
-def test_program_reaches_nothing_else(job: Job, uri: str) -> None:
+def test_program_can_access_no_other_object(job: Job, uri: str) -> None:
     assert not program_scope(job).may_read(uri) and not may_write(job, uri)
 
 
@@ -153,5 +153,5 @@ def test_attempt_writes_to_its_own_folder_only() -> None:
         ("s3://hanzo-ml/jobs/job-1/train/000003/logs/node-0/000000.log", False),
     ],
 )
-def test_what_makes_bytes_visible_is_committed(uri: str, committed: bool) -> None:
+def test_writes_that_make_bytes_visible_are_committed(uri: str, committed: bool) -> None:
     assert program_scope(TRAIN).is_committed(uri) is committed

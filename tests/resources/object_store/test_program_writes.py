@@ -50,7 +50,7 @@ def test_manifest_of_a_checkpoint_is_progress_of_its_attempt(
     assert (saved_at(database, job, 1) is not None) is is_progress
 
 
-def test_metadata_that_is_added_to_a_checkpoint_is_no_progress(database: Database, tmp_path: Path) -> None:
+def test_metadata_added_to_a_checkpoint_is_not_progress(database: Database, tmp_path: Path) -> None:
     job = training(tmp_path)
     submit_program(database, job)
     for attempt in (1, 2):

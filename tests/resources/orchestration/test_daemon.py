@@ -64,7 +64,7 @@ if "BEGUN" not in os.environ:
     ],
     ids=["put back", "put forward", "corrected"],
 )
-def test_a_daemon_begins_anew_where_the_clock_was_put_back(tmp_path: Path, seen: list[float], anew: bool) -> None:
+def test_daemon_restarts_itself_when_the_clock_was_set_back(tmp_path: Path, seen: list[float], anew: bool) -> None:
     """As the same process, with what its starter gave it: the lock."""
     with (tmp_path / "lock").open("w") as lock:
         program = PROGRAM.format(seen=seen, descriptor=lock.fileno())
@@ -75,7 +75,7 @@ def test_a_daemon_begins_anew_where_the_clock_was_put_back(tmp_path: Path, seen:
     assert others == (["the clock was set back by 7200 s: restarting the daemon", first] if anew else ["went on"])
 
 
-def test_what_dagster_says_is_printed_once_also_after_a_connection_was_lost() -> None:
+def test_dagster_log_lines_are_printed_once_even_after_a_lost_connection() -> None:
     says = (
         "import logging; from resources.orchestration.daemon import install_root_handler; from dagster._utils.log "
         "import configure_loggers; "
@@ -107,7 +107,7 @@ def instance(
 
 
 @pytest.mark.parametrize("field", ["last_tick_timestamp", "last_tick_start_timestamp"])
-def test_a_sensor_looks_again_where_the_clock_was_put_back(instance: dg.DagsterInstance, field: str) -> None:
+def test_sensor_with_a_tick_in_the_future_is_due_after_a_reset(instance: dg.DagsterInstance, field: str) -> None:
     """It waits for its interval since the last look: one of two hours from now had all of them wait for as long."""
     now = time.time()
     waits, has_looked = sensor("waits", {field: now + 7200}), sensor("has_looked", {field: now - 7200})

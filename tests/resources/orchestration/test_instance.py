@@ -13,7 +13,7 @@ from resources.orchestration.instance import migrate_dagster
 from resources.settings.settings import Settings
 
 
-def test_whoever_starts_as_up_is_called_reads_a_whole_configuration(tmp_path: Path) -> None:
+def test_configuration_is_replaced_atomically(tmp_path: Path) -> None:
     """It was emptied and then written: a daemon that read it in between was another one."""
     settings = Settings(home=tmp_path)
     settings.dagster_home.mkdir()
@@ -28,7 +28,7 @@ def test_whoever_starts_as_up_is_called_reads_a_whole_configuration(tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["a%2Fb", "what?"])
-def test_a_state_folder_that_dagster_would_not_find_is_refused_by_name(tmp_path: Path, name: str) -> None:
+def test_state_folder_unusable_by_dagster_is_refused_by_name(tmp_path: Path, name: str) -> None:
     settings = Settings.load({"HANZO_ML_HOME": str(tmp_path / name)})
     with pytest.raises(BadConfiguration, match="set HANZO_ML_HOME to another folder"):
         migrate_dagster(settings, Console())

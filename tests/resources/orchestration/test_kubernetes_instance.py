@@ -59,7 +59,7 @@ def test_instance_of_a_cluster_loads_with_its_launcher_logs_and_history(
         assert instance.event_log_storage.get_pool_limits() == []
 
 
-def test_pods_need_a_database_and_a_store_that_they_share(tmp_path: Path) -> None:
+def test_instance_without_a_shared_database_and_store_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadConfiguration, match=r"set database\.url to PostgreSQL"):
         kubernetes_instance(Settings(home=tmp_path))
     with pytest.raises(BadConfiguration, match=r"set storage\.endpoint"):

@@ -51,13 +51,13 @@ def told(address: str) -> dict[str, Any]:
         ("postgresql://h/ml?connect_timeout=3", {"connect_timeout": "3"}),
     ],
 )
-def test_whatever_the_address_of_the_database_says_dagster_s_says_too(url: str, has: dict[str, Any]) -> None:
+def test_dagster_database_url_keeps_the_options_of_the_metadata_url(url: str, has: dict[str, Any]) -> None:
     settings = settings_of(url, HANZO_ML_DATABASE_CONNECT_SECONDS="7")
     found = told(dagster_database_url(settings, "dagster_of_public"))
     assert {name: found.get(name) for name in has} == has
 
 
-def test_a_laptop_s_database_has_no_such_address(tmp_path: Path) -> None:
+def test_dagster_database_url_of_sqlite_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadConfiguration, match="hanzo-ml up"):
         dagster_database_url(Settings.load({"HANZO_ML_HOME": str(tmp_path)}), "dagster_of_public")
 
@@ -87,7 +87,7 @@ def test_a_history_that_was_begun_in_the_state_folder_stays_there(
     assert str(tmp_path / "dagster" / "history") in line and "PostgreSQL" in line
 
 
-def test_it_is_prepared_once_wherever_the_state_folder_went_and_again_in_another_database(
+def test_history_is_prepared_once_per_database_independent_of_the_state_folder(
     postgres: PostgresServer, postgres_url: str, tmp_path: Path, commands: list[tuple[str, ...]]
 ) -> None:
     migrate_dagster(settings_of(postgres_url, tmp_path / "one", HANZO_ML_SCHEDULER_JOBS_AT_ONCE="2"), Console())
@@ -104,7 +104,7 @@ def test_it_is_prepared_once_wherever_the_state_folder_went_and_again_in_another
     assert commands[3:] == [("migrate",), ("reindex",)]
 
 
-def test_one_that_was_not_prepared_to_the_end_is_prepared_again(
+def test_interrupted_preparation_of_the_history_is_repeated(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, home: object) -> None:
@@ -134,7 +134,9 @@ def test_installations_that_share_a_database_share_no_history(postgres_url: str,
     assert names == ["dagster_of_public", f"dagster_of_{theirs}"]
 
 
-def test_whoever_may_make_no_schema_is_told_what_to_have_said(postgres: PostgresServer, postgres_url: str) -> None:
+def test_missing_permission_to_create_a_schema_is_rejected_with_the_statement(
+    postgres: PostgresServer, postgres_url: str
+) -> None:
     name = f"u{make_url(postgres_url).database}"
     postgres.execute(f"CREATE ROLE {name} LOGIN")
     poor = settings_of(make_url(postgres_url).set(username=name).render_as_string(False))
@@ -147,7 +149,7 @@ def test_whoever_may_make_no_schema_is_told_what_to_have_said(postgres: Postgres
         assert schema.read() == {"dagster": "it's 1"}
 
 
-def test_a_pooler_that_drops_the_options_is_told_of_before_dagster_takes_our_tables_for_its_own(postgres_url: str) -> None:
+def test_pooler_that_drops_connection_options_is_refused(postgres_url: str) -> None:
     address = make_url(dagster_database_url(settings_of(postgres_url), "dagster_of_public")).difference_update_query(
         ["options"]
     )
@@ -155,7 +157,7 @@ def test_a_pooler_that_drops_the_options_is_told_of_before_dagster_takes_our_tab
         check_search_path(address.render_as_string(False), "dagster_of_public")
 
 
-def test_who_waits_to_prepare_it_holds_up_no_index_that_is_made_beside_others_work(postgres_url: str) -> None:
+def test_waiting_for_the_schema_lock_does_not_block_a_concurrent_index_build(postgres_url: str) -> None:
     """As Dagster's migrations make them: with a lock that belonged to a transaction, `up` waited for itself."""
     settings = settings_of(postgres_url)
     names: list[str] = []

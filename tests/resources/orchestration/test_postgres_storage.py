@@ -58,7 +58,7 @@ def tables(url: str, schema: str) -> set[str]:
 
 
 @pytest.mark.slow
-def test_what_the_graph_knows_outlives_the_state_folder(
+def test_asset_graph_history_survives_loss_of_the_state_folder(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a pod dies, whose folder goes with it; and as two of them prepare the history at the same time."""
@@ -116,7 +116,7 @@ def instance(settings: Settings, address: str) -> Iterator[dg.DagsterInstance]:
     pooled_engine.cache_clear()
 
 
-def test_who_is_killed_as_the_tables_are_made_leaves_none(
+def test_interrupted_creation_of_tables_leaves_none(
     address: str, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Dagster's own way left those that were made until then, and took them for all of them ever after."""
@@ -132,9 +132,7 @@ def test_who_is_killed_as_the_tables_are_made_leaves_none(
     assert {"runs", "event_logs", "instigators", "alembic_version"} <= tables(postgres_url, "dagster_of_public")
 
 
-def test_it_works_on_a_few_connections_and_goes_on_where_all_of_them_were_cut(
-    instance: dg.DagsterInstance, postgres_url: str
-) -> None:
+def test_storage_uses_few_connections_and_survives_their_loss(instance: dg.DagsterInstance, postgres_url: str) -> None:
     opened: list[object] = []
 
     def note(connection: object, record: object) -> None:
@@ -158,7 +156,7 @@ def test_it_works_on_a_few_connections_and_goes_on_where_all_of_them_were_cut(
     assert len(instance.get_runs()) == 2
 
 
-def test_a_page_is_given_up_that_asks_for_too_much(instance: dg.DagsterInstance) -> None:
+def test_webserver_statement_beyond_its_timeout_is_cancelled(instance: dg.DagsterInstance) -> None:
     instance.optimize_for_webserver(statement_timeout=50, pool_recycle=3600, max_overflow=20)
     with instance.run_storage.connect() as connection, pytest.raises(Exception, match="statement timeout"):  # type: ignore[attr-defined]
         connection.exec_driver_sql("SELECT pg_sleep(5)")

@@ -37,7 +37,7 @@ def made() -> int:
 
 
 @pytest.mark.parametrize(("first", "then"), [(instance, ours), (ours, instance)])
-def test_each_reads_what_the_other_wrote(
+def test_own_and_original_storage_read_each_other(
     tmp_path: Path, first: Callable[[Path], dg.DagsterInstance], then: Callable[[Path], dg.DagsterInstance]
 ) -> None:
     with first(tmp_path) as one:
@@ -53,7 +53,7 @@ def test_each_reads_what_the_other_wrote(
         assert tick.tick_data.instigator_name == "looks"
 
 
-def test_the_stack_has_ours_which_opens_each_of_its_files_once(tmp_path: Path) -> None:
+def test_stack_uses_the_pooled_storage_which_opens_each_file_once(tmp_path: Path) -> None:
     opened: list[object] = []
 
     def note(connection: object, record: object) -> None:

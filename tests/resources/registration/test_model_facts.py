@@ -16,7 +16,7 @@ def below(*names: str) -> list[str]:
 
 
 @pytest.mark.requirement("O1")
-def test_the_topmost_weights_are_the_model_s() -> None:
+def test_topmost_weights_are_those_of_the_model() -> None:
     """MLflow's transformers flavour has them in a folder of its own, and a trainer's state may have a copy deeper."""
     files = below(
         "MLmodel", "model/config.json", "model/model.safetensors", "model/old/config.json", "model/old/a.safetensors"
@@ -28,12 +28,12 @@ def test_the_topmost_weights_are_the_model_s() -> None:
     assert (found.location, found.config) == (f"{RUN}/m.safetensors", None)
 
 
-def test_a_model_without_weights_of_a_known_format_may_have_a_config() -> None:
+def test_model_without_known_weights_may_have_a_config() -> None:
     found = find_weights(f"{RUN}/m", below("config.json", "pytorch_model.bin", "deep/config.json"))
     assert (found.files, found.config) == ((), f"{RUN}/m/config.json")
 
 
-def test_the_checksum_of_shards_is_what_sha256sum_says_of_their_list(tmp_path: Path) -> None:
+def test_checksum_of_shards_equals_sha256sum_of_their_list(tmp_path: Path) -> None:
     hashes = {}
     for name in ("model-2.safetensors", "model-1.safetensors"):
         (tmp_path / name).write_bytes(name.encode())

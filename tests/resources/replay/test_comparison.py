@@ -9,7 +9,7 @@ from resources.replay.comparison import FileDifference, StepDifference, compare_
 WEIGHTS = {"adapter/adapter_model.safetensors": "a" * 64}
 
 
-def test_all_is_equal() -> None:
+def test_equal_runs_have_no_difference() -> None:
     found = compare_runs({1: 2.5, 2: 1.25}, {2: 1.25, 1: 2.5}, WEIGHTS, dict(WEIGHTS))
     assert found.equal
     assert (found.steps, found.first_difference, found.weights) == (2, None, ())
@@ -35,13 +35,13 @@ def test_weights_that_one_run_does_not_have_differ() -> None:
     assert compare_runs({}, {}, {}, WEIGHTS).weights[0].then is None
 
 
-def test_nan_equals_nan_and_no_number() -> None:
+def test_nan_equals_only_nan() -> None:
     assert compare_runs({1: math.nan, 2: None}, {1: None, 2: math.nan}, {}, {}).equal
     found = compare_runs({1: 2.5, 2: None}, {1: 2.5, 2: 0.5}, {}, {})
     assert found.first_difference == StepDifference(step=2, then="not finite", now=0.5)
 
 
-def test_a_run_of_another_length_differs_where_one_ends() -> None:
+def test_runs_of_different_length_differ_at_the_first_missing_step() -> None:
     longer = {1: 2.5, 2: 1.25, 3: 1.0}
     assert compare_runs({1: 2.5, 2: 1.25}, longer, {}, {}).first_difference == StepDifference(
         step=3, then="missing", now=1.0

@@ -19,11 +19,11 @@ def told(code: Environment, machine: Machine | None, *, threads: bool = True) ->
     return {difference.what: (difference.then, difference.now) for difference in found}
 
 
-def test_the_same_is_told_of_nothing() -> None:
+def test_equal_environments_have_no_difference() -> None:
     assert told(CODE, MACHINE) == {}
 
 
-def test_other_code_and_other_locks() -> None:
+def test_changed_code_and_lock_are_reported() -> None:
     changed = CODE.model_copy(update={"git_commit": "c2", "git_dirty": True, "git_diff_sha256": "f" * 64})
     assert told(changed.model_copy(update={"lock_sha256": "2" * 64}), MACHINE) == {
         "git commit": ("c1", "c2"),
@@ -37,7 +37,7 @@ def test_equal_changes_are_equal_code() -> None:
     assert environment_differences(dirty, MACHINE, dirty, MACHINE) == ()
 
 
-def test_another_machine() -> None:
+def test_changed_machine_is_reported() -> None:
     other = Machine(python="3.11.7", packages={"torch": "2.14.0"}, processor="Xeon", gpus=("H100", "H100"), threads=8)
     expected = {
         "torch": ("2.13.0", "2.14.0"),
@@ -49,18 +49,18 @@ def test_another_machine() -> None:
     assert told(CODE, other, threads=False) == expected
 
 
-def test_a_run_that_did_not_say_where_it_was_made() -> None:
+def test_unrecorded_machine_is_reported_as_not_recorded() -> None:
     assert Difference(what="torch", then="not recorded", now="2.13.0") in environment_differences(CODE, None, CODE, MACHINE)
 
 
-def test_a_machine_as_the_kernel_describes_it() -> None:
+def test_machine_is_parsed_from_the_kernel_description() -> None:
     assert parse_processor("processor : 0\nmodel name\t: AMD EPYC  7B13\nflags : sse\n") == "AMD EPYC 7B13"
     assert parse_gpu("Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   35\n") == "NVIDIA H100 80GB HBM3"
     found = read_machine()
     assert found.processor and found.threads >= 1 and found.packages["torch"]
 
 
-def test_the_gpus_are_those_that_the_driver_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_read_from_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without loading a library for it; none where there is no driver."""
     monkeypatch.setattr(machine, "NVIDIA_FOLDER", tmp_path)
     assert read_machine().gpus == ()

@@ -30,7 +30,7 @@ def run_of(artifacts: dict[str, Artifact]) -> FinishedRun:
 @pytest.mark.parametrize(
     ("gpus", "processes", "threads"), [((), None, 2), ((), 2, 4), (("H200",), None, None)], ids=["one", "two", "gpu"]
 )
-def test_the_processes_of_a_replay_have_the_threads_of_the_first_run_s(
+def test_replay_uses_the_thread_count_of_the_original_run(
     gpus: tuple[str, ...], processes: int | None, threads: int | None
 ) -> None:
     """What a run's machine says is of one process, and those of a node share what a job is given."""
@@ -42,7 +42,7 @@ def test_the_processes_of_a_replay_have_the_threads_of_the_first_run_s(
 
 
 @pytest.mark.parametrize("lost", ["bitmap", "version"])
-def test_a_run_whose_split_has_lost_something_is_not_replayed(sqlite_url: str, tmp_path: Path, lost: str) -> None:
+def test_replay_of_a_run_with_an_incomplete_split_is_refused(sqlite_url: str, tmp_path: Path, lost: str) -> None:
     database, store = Database(sqlite_url), in_folder(tmp_path)
     version, _ = create(database, store, tmp_path, "".join(corpus(100_000)))
     splits = divided(database, store, tmp_path, version)

@@ -19,10 +19,10 @@ LOSSES = {1: 2.5, 2: 1.25}
         ([9.0, 1.25, 7.0], 7.0),  # it was done twice and not three times
     ],
 )
-def test_a_step_that_was_done_anew_has_one_more_loss_beside_its_own(tracked: list[float], untrue: float | None) -> None:
+def test_repeated_step_may_have_one_further_tracked_loss(tracked: list[float], untrue: float | None) -> None:
     expected = StepDifference(step=2, then=1.25, now=untrue) if untrue else None
     assert find_wrong_loss(LOSSES, {1: [2.5], 2: tracked}, [range(2, 3)]) == expected
 
 
-def test_a_step_that_is_not_tracked_is_not_untrue() -> None:
+def test_untracked_step_is_not_reported_as_wrong() -> None:
     assert find_wrong_loss(LOSSES, {3: [9.0]}) is None and find_wrong_loss(LOSSES, {1: [2.5]}) is None

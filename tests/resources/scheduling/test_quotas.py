@@ -21,7 +21,7 @@ COMMUNITY = Quota(max_gpus=16, max_concurrent_jobs=2, priority="low", preemptibl
 
 
 @pytest.mark.requirement("J2")
-def test_the_specification_s_quotas_are_settings_and_none_is_the_default() -> None:
+def test_quotas_of_the_specification_load_and_the_default_is_none() -> None:
     quotas = {
         "research": {"max_gpus": 64, "max_concurrent_jobs": 8, "priority": "high"},
         "engineering": {"max_gpus": 32, "max_concurrent_jobs": 4, "priority": "medium"},
@@ -47,7 +47,7 @@ def test_gpus_are_counted_on_all_nodes(hardware: Hardware, distributed: Distribu
     assert count_gpus(hardware, distributed) == gpus
 
 
-def test_a_job_waits_for_a_place_and_for_gpus_and_starts_where_both_are_there() -> None:
+def test_job_waits_until_its_quota_has_a_slot_and_gpus() -> None:
     assert waiting_reason(COMMUNITY, Usage(), 16) == ""
     assert waiting_reason(COMMUNITY, Usage(gpus=8, jobs=1), 8) == ""
     words = "waits for its organization's quota: 8 of 16 GPUs are taken, and it asks for 9"
@@ -56,14 +56,14 @@ def test_a_job_waits_for_a_place_and_for_gpus_and_starts_where_both_are_there() 
     assert waiting_reason(Quota(), Usage(gpus=10_000, jobs=10_000), 10_000) == ""
 
 
-def test_what_never_fits_is_refused_with_what_to_do() -> None:
+def test_job_larger_than_its_quota_is_refused_with_a_remedy() -> None:
     refuse_impossible_job(COMMUNITY, 16)
     refuse_impossible_job(None, 17)
     with pytest.raises(HanzoError, match=r"asks for 17 GPUs, and the quota of your organization is 16: ask for fewer"):
         refuse_impossible_job(COMMUNITY, 17)
 
 
-def test_a_sweep_is_refused_whose_trials_never_all_run_at_once() -> None:
+def test_sweep_whose_trials_exceed_the_quota_is_refused() -> None:
     refuse_oversized_sweep(COMMUNITY, 2, 8)
     refuse_oversized_sweep(None, 50, 8)
     with pytest.raises(HanzoError, match="is 2 jobs at once: lower it to 2"):
@@ -87,7 +87,7 @@ def test_a_sweep_is_refused_whose_trials_never_all_run_at_once() -> None:
         (None, {"priority": "high"}, "high", False),
     ],
 )
-def test_a_quota_says_what_a_job_does_not_and_bounds_what_it_says(
+def test_quota_sets_defaults_and_bounds_of_the_schedule(
     quota: Quota | None, given: dict[str, Any], priority: str, preemptible: bool
 ) -> None:
     found = apply_quota(Schedule.model_validate({"max_duration": "3h", **given}), quota)

@@ -9,7 +9,7 @@ from resources.serving.client import DeployRequest
 from resources.serving.deployment_table import DeploymentState
 
 
-def test_what_was_written_is_read_by_the_next_and_by_nobody_meanwhile(tmp_path: Path) -> None:
+def test_deployment_state_persists_and_is_exclusive_to_one_gateway(tmp_path: Path) -> None:
     asked = (DeployRequest(name="keeper", version=1, path=tmp_path / "model.gguf", sha256="a" * 64),)
     state = DeploymentState(tmp_path / "state")
     assert state.read() == ()
@@ -21,7 +21,7 @@ def test_what_was_written_is_read_by_the_next_and_by_nobody_meanwhile(tmp_path: 
 
 
 @pytest.mark.parametrize("left", [b"", b'[{"name": "keeper"', b'[{"name": "keeper"}]'])
-def test_a_file_that_is_none_of_its_own_is_named_with_what_to_do(tmp_path: Path, left: bytes) -> None:
+def test_broken_state_file_is_named_with_a_remedy(tmp_path: Path, left: bytes) -> None:
     (tmp_path / "deployments.json").write_bytes(left)
     with pytest.raises(BadConfiguration, match=r"deployments\.json is broken: delete it to start without deployments"):
         DeploymentState(tmp_path).read()

@@ -61,7 +61,7 @@ def test_damaged_part_is_downloaded_again(tmp_path: Path, size: int) -> None:
     assert fetch(tmp_path, Server()).read_bytes() == CONTENT
 
 
-def test_other_bytes_are_refused_and_not_kept(tmp_path: Path) -> None:
+def test_download_with_a_wrong_checksum_is_refused_and_not_kept(tmp_path: Path) -> None:
     with pytest.raises(ChecksumMismatch, match="the download has SHA-256"):
         fetch(tmp_path, Server(content=CONTENT[:-1] + b"x"))
     assert list(tmp_path.iterdir()) == []

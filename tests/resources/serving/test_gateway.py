@@ -47,7 +47,7 @@ def copied(model: Model, target: Path) -> Model:
     return Model(target, model.sha256)
 
 
-def test_deploy_then_ask(gateway: Gateway, models: list[Model]) -> None:
+def test_deployed_model_answers_requests(gateway: Gateway, models: list[Model]) -> None:
     served = gateway.engine.deploy("keeper", 3, models[0].path, models[0].sha256, PROMPTS)
     assert (served.status, served.version, served.sha256) == ("serving", 3, models[0].sha256)
     assert served.loaded_at is not None
@@ -124,7 +124,7 @@ def test_a_wrong_checksum_is_refused_and_nothing_changes(gateway: Gateway, model
 
 
 @pytest.mark.requirement("I14")
-def test_a_model_that_computes_nothing_is_refused(gateway: Gateway, models: list[Model], tmp_path: Path) -> None:
+def test_model_with_non_finite_outputs_is_refused(gateway: Gateway, models: list[Model], tmp_path: Path) -> None:
     deploy(gateway, models[0])
     before = gateway.engine.served()
     with pytest.raises(SmokeFailed, match="not finite") as refusal:
@@ -135,7 +135,7 @@ def test_a_model_that_computes_nothing_is_refused(gateway: Gateway, models: list
     wait_until(lambda: len(gateway.backends()) == 1)
 
 
-def test_a_file_that_is_no_model_is_refused(gateway: Gateway, models: list[Model], tmp_path: Path) -> None:
+def test_file_that_is_not_a_model_is_refused(gateway: Gateway, models: list[Model], tmp_path: Path) -> None:
     rubbish = tmp_path / "rubbish.gguf"
     rubbish.write_bytes(models[0].path.read_bytes()[:5000])
     with pytest.raises(SmokeFailed, match="does not load"):
@@ -168,7 +168,7 @@ def test_a_killed_backend_comes_back_and_requests_wait_for_it(gateway: Gateway, 
     assert load.versions
 
 
-def test_a_backend_is_not_brought_back_on_another_file(gateway: Gateway, models: list[Model], tmp_path: Path) -> None:
+def test_killed_backend_is_not_restarted_on_a_changed_file(gateway: Gateway, models: list[Model], tmp_path: Path) -> None:
     copy = copied(models[0], tmp_path / "copy.gguf")
     deploy(gateway, copy)
     shutil.copy(models[1].path, copy.path)
@@ -240,7 +240,7 @@ def test_a_model_is_served_by_any_name_that_the_registry_takes(gateway: Gateway,
 
 
 @pytest.mark.slow
-def test_one_deployment_is_removed_and_not_what_came_after_it(gateway: Gateway, models: list[Model]) -> None:
+def test_removal_of_a_deployment_leaves_a_later_one(gateway: Gateway, models: list[Model]) -> None:
     """Also under a name with its organization in front, as two organizations may call their models alike."""
     for organization, model in (("acme/", models[0]), ("a%20b/", models[1])):
         gateway.engine.deploy(f"{organization}keeper", 1, model.path, model.sha256, PROMPTS, deployment=7)
@@ -266,7 +266,7 @@ def test_bad_requests_get_one_line(gateway: Gateway, models: list[Model]) -> Non
 
 
 @pytest.mark.parametrize("taken", ["port", "state folder"])
-def test_a_second_gateway_says_what_is_taken(gateway: Gateway, tmp_path: Path, taken: str) -> None:
+def test_second_gateway_names_the_port_or_folder_in_use(gateway: Gateway, tmp_path: Path, taken: str) -> None:
     port = gateway.port if taken == "port" else free_port()
     folder = gateway.state_dir if taken == "state folder" else tmp_path / "other"
     command = [sys.executable, "-m", "resources.serving.gateway", "--port", str(port), "--state-dir", str(folder)]
@@ -277,6 +277,6 @@ def test_a_second_gateway_says_what_is_taken(gateway: Gateway, tmp_path: Path, t
     assert done.stderr.count("\n") == 1
 
 
-def test_no_engine_is_one_clear_line() -> None:
+def test_missing_engine_is_reported_in_one_line() -> None:
     with pytest.raises(EngineUnavailable, match=r"no inference engine answers at .*: start it with python -m"):
         EngineClient(f"http://127.0.0.1:{free_port()}").served()

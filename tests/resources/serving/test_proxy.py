@@ -16,7 +16,7 @@ class ClosedAsItWasMade(httpx.AsyncBaseTransport):
         return httpx.Response(200, text=socket.getpeername())  # type: ignore[attr-defined]
 
 
-def test_a_connection_that_is_closed_as_it_is_made_is_a_broken_connection() -> None:
+def test_connection_closed_during_setup_is_a_transport_error() -> None:
     async def ask() -> None:
         async with httpx.AsyncClient(transport=ClosedAsItWasMade()) as http:
             await send_request(http, http.build_request("POST", "http://backend/v1/completions"))

@@ -52,7 +52,7 @@ def served(id: int, status: Literal["loading", "serving", "refused"] = "serving"
         (served(1, "loading"), {(2, 1): FAILED}, None),
     ],
 )
-def test_choice_of_the_next_load(
+def test_newest_version_that_has_not_failed_is_loaded_next(
     current: Served | None, failures: dict[tuple[int, int], Failure], chosen: int | None
 ) -> None:
     found = choose_load([deployment(1), deployment(2)], current, failures, NOW)
@@ -64,7 +64,7 @@ def test_new_attempt_is_tried_although_the_one_before_failed() -> None:
     assert found is not None and found.attempt == 2
 
 
-def test_unsettled_until_each_model_answers_or_has_failed() -> None:
+def test_replica_is_unsettled_until_each_model_serves_or_failed() -> None:
     expected = [deployment(1), deployment(2, name="other")]
     progress = Progress(notes={2: "downloading"})
     assert find_unsettled(expected, [served(1)], progress) == "other version 2: downloading"

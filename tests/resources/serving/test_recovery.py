@@ -34,7 +34,7 @@ async def restored(request: DeployRequest, folder: Path) -> Served:
     return served
 
 
-def test_a_machine_that_starts_no_process_refuses_it(
+def test_restore_is_refused_when_no_process_can_be_started(
     asked: DeployRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
@@ -54,7 +54,7 @@ class Loading:
         pass
 
 
-def test_a_file_that_is_deleted_while_it_is_loaded_is_named(asked: DeployRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_deleted_while_loading_is_named(asked: DeployRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     async def start(name: str, path: Path) -> Loading:
         return Loading(path)
 

@@ -99,7 +99,7 @@ def test_version_that_fails_its_smoke_test_leaves_the_previous_one(
 
 
 @pytest.mark.slow
-def test_rollback_of_a_version_that_only_one_replica_could_load(
+def test_replicas_roll_back_a_version_that_only_one_could_load(
     plane: ControlPlaneProcess, start: Start, models: list[Model]
 ) -> None:
     """The replica that had swapped goes back to the version before."""
@@ -149,7 +149,9 @@ def test_corrupted_download_is_refused(
     wait_until(lambda: list((replica.home / "engine" / "files").iterdir()) == [])
 
 
-def test_api_outage_and_restart_from_cache(plane: ControlPlaneProcess, start: Start, models: list[Model]) -> None:
+def test_replica_serves_during_an_api_outage_and_restarts_from_its_cache(
+    plane: ControlPlaneProcess, start: Start, models: list[Model]
+) -> None:
     replica = start()
     deploy(plane, models[0], 1)
     plane.server.kill()

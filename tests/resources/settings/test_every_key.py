@@ -34,7 +34,7 @@ def settings_source() -> str:
 
 
 @pytest.mark.parametrize(("section", "key"), KEYS, ids=[f"{section}.{key}" for section, key in KEYS])
-def test_something_reads_it(section: str, key: str, source: str, settings_source: str) -> None:
+def test_every_settings_key_is_read_by_the_code(section: str, key: str, source: str, settings_source: str) -> None:
     owner = rf"\w*(?:{section}|{section.removesuffix('s')}|limits|settings)\w*"
     is_read = re.search(rf"\b{owner}\.{key}\b|\"{key}\"", source)
     assert is_read or re.search(rf"\bself\.{key}\b|\bget\(\"{key}\"\)", settings_source)
@@ -46,7 +46,7 @@ def test_the_specification_names_no_other_keys() -> None:
 
 
 @pytest.mark.parametrize("text", ["scheduler: {checkpoint_bucket: mine}", "storage: {buckets: {checkpoints: mine}}"])
-def test_both_names_of_the_bucket_of_checkpoints_hold(tmp_path: Path, text: str) -> None:
+def test_checkpoint_bucket_can_be_set_under_either_name(tmp_path: Path, text: str) -> None:
     loaded = load(tmp_path, text)
     assert loaded.store.buckets["checkpoints"] == loaded.scheduler.checkpoint_bucket == "mine"
     assert loaded.store.buckets["datasets"] == "hanzo-ml-datasets"
@@ -76,7 +76,7 @@ def test_services_log_in_the_format_and_at_the_level_of_the_settings(tmp_path: P
 
 
 @pytest.mark.parametrize(("format", "level", "seen"), [("json", "info", 2), ("text", "info", 2), ("json", "warning", 1)])
-def test_lines_of_a_service(format: str, level: str, seen: int) -> None:
+def test_service_logs_have_the_configured_format_and_level(format: str, level: str, seen: int) -> None:
     program = (
         "import logging; from resources.service_logs import configure_logs\n"
         f"configure_logs({level!r}, {format!r})\n"

@@ -55,7 +55,7 @@ def without_keys(document: Any, *keys: str) -> Any:
 
 
 @pytest.mark.requirement("J6", "Q5", "R1", "R2")
-def test_the_literal_file_of_the_specification_loads_value_by_value(tmp_path: Path) -> None:
+def test_configuration_of_the_specification_loads_value_by_value(tmp_path: Path) -> None:
     loaded = load(tmp_path, SPECIFICATION, **KEYS)
     written = yaml.safe_load(SPECIFICATION)
     read = loaded.model_dump(mode="json")
@@ -69,7 +69,7 @@ def test_the_literal_file_of_the_specification_loads_value_by_value(tmp_path: Pa
     assert loaded.storage.secret_key.get_secret_value() == CANARY
 
 
-def test_the_keys_of_the_object_store_travel_beside_its_address(tmp_path: Path) -> None:
+def test_object_store_keys_are_process_variables_and_not_part_of_its_address(tmp_path: Path) -> None:
     """Jobs hold addresses, and no secrets: the keys are AWS variables of the processes that start them."""
     loaded = load(tmp_path, SPECIFICATION, **KEYS, HANZO_ML_STORAGE_ENCRYPTION="aws:kms", HANZO_ML_STORAGE_KMS_KEY="key-1")
     assert loaded.storage.variables == {"AWS_ACCESS_KEY_ID": "access-canary", "AWS_SECRET_ACCESS_KEY": CANARY}
@@ -89,7 +89,7 @@ def test_the_keys_of_the_object_store_travel_beside_its_address(tmp_path: Path) 
         {"HANZO_ML_STORAGE_ENCRYPTION": "rot13"},
     ],
 )
-def test_half_of_what_a_store_needs_is_refused(tmp_path: Path, variables: dict[str, str]) -> None:
+def test_incomplete_object_store_settings_are_refused(tmp_path: Path, variables: dict[str, str]) -> None:
     with pytest.raises(BadConfiguration, match="storage"):
         load(tmp_path, **variables)
 
@@ -116,7 +116,7 @@ def test_engine_that_pulls_listens_on_a_network_and_hides_its_token(tmp_path: Pa
 
 
 @pytest.mark.requirement("Z34")
-def test_nothing_configured_is_embedded_mode_in_one_folder(tmp_path: Path) -> None:
+def test_default_settings_are_embedded_mode_in_one_folder(tmp_path: Path) -> None:
     loaded = load(tmp_path)
     assert loaded.database_url == f"sqlite:///{tmp_path}/hanzo-ml.db"
     assert loaded.store.root == (tmp_path / "objects").as_uri()
@@ -151,18 +151,18 @@ def test_a_bucket_has_a_nested_variable(tmp_path: Path) -> None:
 
 
 @pytest.mark.requirement("R4", "Z19")
-def test_the_client_s_variables_are_no_settings(tmp_path: Path) -> None:
+def test_variables_of_the_client_are_ignored(tmp_path: Path) -> None:
     load(tmp_path, HANZO_ML_TRACKING_URI="http://x", HANZO_ML_EXPERIMENT="e")
 
 
 @pytest.mark.requirement("R2")
-def test_a_variable_s_value_cannot_add_structure(tmp_path: Path) -> None:
+def test_substituted_variable_cannot_add_yaml_structure(tmp_path: Path) -> None:
     loaded = load(tmp_path, 'storage: {kms_key: "${B}:9092", encryption: "aws:kms"}\n', B='x"}\nserver: {port: 1}\n#')
     assert loaded.storage.kms_key == 'x"}\nserver: {port: 1}\n#:9092'
     assert loaded.server.port == 8057
 
 
-def test_a_variable_may_stand_where_a_number_belongs(tmp_path: Path) -> None:
+def test_substituted_variable_may_be_a_number(tmp_path: Path) -> None:
     assert load(tmp_path, "server: {port: '${PORT}'}\n", PORT="4321").server.port == 4321
 
 
@@ -193,14 +193,14 @@ def test_a_variable_may_stand_where_a_number_belongs(tmp_path: Path) -> None:
         ("", {"HANZO_ML_CONFIG": "/nowhere.yaml"}, "/nowhere.yaml"),
     ],
 )
-def test_what_is_wrong_is_named_in_one_line(tmp_path: Path, text: str, variables: dict[str, str], named: str) -> None:
+def test_invalid_setting_is_named_in_one_line(tmp_path: Path, text: str, variables: dict[str, str], named: str) -> None:
     with pytest.raises(BadConfiguration) as caught:
         load(tmp_path, text, **variables)
     assert named in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_what_a_variable_said_is_not_blamed_on_the_file(tmp_path: Path) -> None:
+def test_invalid_variable_is_not_attributed_to_the_file(tmp_path: Path) -> None:
     for name in ("HANZO_ML_SERVER_PORT", "HANZO_ML_SCHEDULER_MAX_CONCURRENT_JOBS"):
         with pytest.raises(BadConfiguration, match=f"^{name}: "):
             load(tmp_path, "server: {workers: 2}\n", **{name: "many"})
@@ -209,7 +209,7 @@ def test_what_a_variable_said_is_not_blamed_on_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("variables", [{}, {"HANZO_ML_SERVER_PORT": "1234"}])
-def test_a_section_without_keys_is_the_section_s_defaults(tmp_path: Path, variables: dict[str, str]) -> None:
+def test_section_without_keys_has_its_defaults(tmp_path: Path, variables: dict[str, str]) -> None:
     """All keys of a section commented out: YAML reads null."""
     loaded = load(tmp_path, "server:\n  # port: 9999\nlogging:\n", **variables)
     assert loaded.server.port == int(variables.get("HANZO_ML_SERVER_PORT", "8057"))
@@ -222,20 +222,20 @@ def test_a_file_in_another_encoding_is_refused_in_one_line(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_a_few_lines_that_stand_for_millions_are_refused_in_one_line(tmp_path: Path, bomb: str) -> None:
+def test_yaml_alias_bomb_is_refused_in_one_line(tmp_path: Path, bomb: str) -> None:
     """To look for variables in all that they stand for would take the server's memory and its day."""
     with pytest.raises(BadConfiguration, match=r"config\.yaml is not valid YAML: with its aliases") as caught:
         load(tmp_path, BOMBS[bomb])
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_no_yaml_is_told_by_its_place_and_nothing_of_it_is_shown(tmp_path: Path) -> None:
+def test_invalid_yaml_is_reported_by_position_without_its_content(tmp_path: Path) -> None:
     with pytest.raises(BadConfiguration, match=r"config\.yaml, line 2, column \d+: not valid YAML") as caught:
         load(tmp_path, f"storage:\n  secret_key: *{CANARY}\n")
     assert CANARY not in str(caught.value)
 
 
-def test_an_alias_is_what_it_names(tmp_path: Path) -> None:
+def test_yaml_alias_is_resolved(tmp_path: Path) -> None:
     loaded = load(tmp_path, "server: {host: &host 127.0.0.2}\nstream: {brokers: *host}\n")
     assert loaded.server.host == loaded.stream.brokers == "127.0.0.2"
 
@@ -294,7 +294,7 @@ def test_config_show_prints_the_settings_in_force(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "dagster.example"])
-def test_dagster_which_has_no_sign_in_is_kept_on_this_machine(tmp_path: Path, host: str) -> None:
+def test_dagster_without_sign_in_is_restricted_to_this_machine(tmp_path: Path, host: str) -> None:
     with pytest.raises(BadConfiguration, match="no sign-in"):
         Settings.load({"HANZO_ML_HOME": str(tmp_path), "HANZO_ML_DAGSTER_HOST": host})
 
@@ -323,7 +323,7 @@ def test_address_of_dagster_is_checked(tmp_path: Path, url: str) -> None:
         (OSError(errno.EADDRINUSE, "Address already in use"), "[Errno 98] Address already in use"),
     ],
 )
-def test_what_the_system_refuses_of_the_state_folder_says_what_to_do(refused: OSError, told: str) -> None:
+def test_operating_system_error_of_the_state_folder_names_a_remedy(refused: OSError, told: str) -> None:
     assert str(home_folder_error(refused)).startswith(told)
 
 

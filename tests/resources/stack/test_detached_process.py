@@ -54,13 +54,13 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         os.killpg(json.loads((tmp_path / PID_FILE).read_text()), signal.SIGKILL)
 
 
-def test_nothing_runs_in_a_fresh_folder(folder: Path) -> None:
+def test_fresh_folder_has_no_running_process(folder: Path) -> None:
     assert not is_running(folder)
     assert list(folder.iterdir()) == []
     stop_process(folder, 1)
 
 
-def test_a_process_is_running_from_its_start_to_its_last_breath(folder: Path) -> None:
+def test_process_counts_as_running_from_its_start_to_its_end(folder: Path) -> None:
     assert launch(folder, WAITS)
     assert is_running(folder)
     os.kill(json.loads((folder / PID_FILE).read_text()), signal.SIGKILL)
@@ -74,7 +74,7 @@ def test_a_second_start_does_not_start_a_second_one(folder: Path) -> None:
     assert (folder / PID_FILE).read_text() == first
 
 
-def test_many_starters_at_once_start_one(folder: Path) -> None:
+def test_concurrent_starters_start_one_process(folder: Path) -> None:
     text = (
         "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[2]);"
         "from tests.resources.launching import launch, WAITS; print(launch(Path(sys.argv[1]), WAITS))"
@@ -177,7 +177,7 @@ def state_of(number: int) -> str:
         return "Z"
 
 
-def test_the_log_keeps_what_earlier_processes_wrote_and_the_environment_is_added(folder: Path) -> None:
+def test_start_appends_to_the_log_and_adds_to_the_environment(folder: Path) -> None:
     speaks = [sys.executable, "-c", "import os; print('said', os.environ['ADDED'], 'PATH' in os.environ)"]
     for _ in range(2):
         assert launch(folder, speaks)
@@ -185,7 +185,7 @@ def test_the_log_keeps_what_earlier_processes_wrote_and_the_environment_is_added
     assert (folder / LOG_FILE).read_text() == "said yes True\n" * 2
 
 
-def test_looking_does_not_keep_anybody_from_starting(folder: Path) -> None:
+def test_checking_a_process_does_not_prevent_a_start(folder: Path) -> None:
     """A monitor asks all the time whether a process runs; a starter that hears "somebody has it" starts nothing."""
     (folder / "lock").touch()
     text = (
@@ -206,7 +206,7 @@ def test_looking_does_not_keep_anybody_from_starting(folder: Path) -> None:
         looking.wait()
 
 
-def test_what_runs_is_known_also_once_its_disk_can_only_be_read(folder: Path) -> None:
+def test_running_process_is_recognized_on_a_read_only_disk(folder: Path) -> None:
     """A broken disk becomes such a one: the stack on it could not be ended."""
     launch(folder, WAITS)
     look = "import sys; from pathlib import Path; from resources.stack.detached_process import is_running\n"
@@ -215,7 +215,7 @@ def test_what_runs_is_known_also_once_its_disk_can_only_be_read(folder: Path) ->
     assert with_mounts_of_its_own(read_only, folder, look) == "True\n"
 
 
-def test_what_cannot_say_who_it_is_on_a_full_disk_does_not_run(folder: Path) -> None:
+def test_process_whose_id_cannot_be_written_does_not_run(folder: Path) -> None:
     """Nobody could end it, and whoever had started it waited for ever."""
     three_files = 'mount -t tmpfs -o nr_inodes=3 tmpfs "$0" && exec "$@"'  # the folder, its lock and its log
     begin = "import sys; from pathlib import Path; from resources.stack.detached_process import is_running\n"
@@ -251,7 +251,7 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("other", [True, False])
-def test_what_a_worker_that_was_killed_has_left_in_its_group_is_ended(
+def test_remaining_processes_of_a_killed_worker_are_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: bool
 ) -> None:
     """By `hanzo-ml down`. Not what runs in a session of its own, nor another's group of the same number."""
@@ -285,7 +285,7 @@ def lives(process_id: int) -> bool:
     return status.is_file() and status.read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
 
 
-def test_a_document_is_on_the_disk_before_it_has_its_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_document_is_flushed_before_it_is_renamed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a loss of power, the number of a job's attempts was an empty file, which nobody could read."""
     done: list[str] = []
     flush, rename = os.fsync, os.replace

@@ -43,15 +43,15 @@ def log_of(*programs: str) -> str:
         ((WHILE_HANDLED,), "OSError: not handled"),
     ],
 )
-def test_the_cause_is_told(programs: tuple[str, ...], said: str) -> None:
+def test_summary_is_the_cause_of_the_failure(programs: tuple[str, ...], said: str) -> None:
     assert failure_summary(log_of(*programs)) == said
 
 
-def test_silence_is_told_too() -> None:
+def test_summary_of_an_empty_log_says_so() -> None:
     assert failure_summary("") == "it wrote nothing"
 
 
-def test_lines_of_a_json_log_are_read() -> None:
+def test_summary_reads_lines_of_a_json_log() -> None:
     error = {
         "level": "error",
         "message": "cannot start",

@@ -66,7 +66,7 @@ def test_an_unknown_setting_is_refused_before_anything_is_made(tmp_path: Path) -
     assert not (tmp_path / "home").exists()
 
 
-def test_a_database_that_does_not_answer_is_told_in_one_line(tmp_path: Path) -> None:
+def test_unreachable_database_is_reported_in_one_line(tmp_path: Path) -> None:
     """Of up, as a database was not there yet, there was a traceback of a hundred lines."""
     ports = {name: free_port() for name in VARIABLES}
     address = f"postgresql://ann:secret@127.0.0.1:{free_port()}/none"
@@ -79,9 +79,7 @@ TELLS = "import signal; print([repr(signal.getsignal(number)) for number in (sig
 
 
 @pytest.mark.parametrize("in_background", [False, True])
-def test_a_service_heeds_signals_also_where_a_shell_started_us_in_the_background(
-    in_background: bool, tmp_path: Path
-) -> None:
+def test_service_handles_signals_even_when_started_from_a_background_shell(in_background: bool, tmp_path: Path) -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN if in_background else signal.default_int_handler)
     try:
         launch_service(Service("tells", (sys.executable, "-c", TELLS)), tmp_path / "tells", {})
@@ -95,7 +93,7 @@ def test_a_service_heeds_signals_also_where_a_shell_started_us_in_the_background
     assert "SIG_IGN" not in (tmp_path / "tells" / LOG_FILE).read_text()
 
 
-def test_a_service_is_asked_itself_and_not_the_machine_s_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_health_check_bypasses_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY"):
         monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
     for name in ("no_proxy", "NO_PROXY"):
@@ -113,11 +111,11 @@ def test_a_service_is_asked_itself_and_not_the_machine_s_proxy(monkeypatch: pyte
         ({"NO_PROXY": ".corp"}, ".corp,127.0.0.1,localhost"),
     ],
 )
-def test_what_is_no_proxy_s_business_stays_so_beside_the_stack_s_own_addresses(given: dict[str, str], names: str) -> None:
+def test_proxy_exemptions_keep_given_hosts_and_add_those_of_the_stack(given: dict[str, str], names: str) -> None:
     assert proxy_exemptions(given) == {"no_proxy": names, "NO_PROXY": names}
 
 
-def test_what_the_caller_can_import_the_stack_can_import_too() -> None:
+def test_python_path_of_the_caller_is_passed_to_the_stack() -> None:
     """An objective of his own was unknown to the server, and a script of his lacked its modules."""
     assert python_path({}) == str(SOURCE)
     assert python_path({"PYTHONPATH": "/his/own:/other"}) == f"{SOURCE}:/his/own:/other"
@@ -179,9 +177,7 @@ time.sleep(600)
 """
 
 
-def test_down_ends_where_a_run_worker_cannot_be_ended_and_says_which_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_down_ends_and_names_a_run_worker_that_cannot_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It waited for ever for one that the kernel held. Here its lock is held by what no signal to the worker reaches."""
     settings = Settings(home=tmp_path)
     worker = settings.run_workers / "stuck"
@@ -219,13 +215,13 @@ def test_down_waits_for_the_up_that_works_on_the_same_folder(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("command", ["status", "down"])
-def test_where_no_state_folder_can_be_nothing_runs(command: str, tmp_path: Path) -> None:
+def test_command_on_an_impossible_state_folder_finds_no_running_service(command: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     done = program(tmp_path / "file", "stack.lifecycle", command)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_store_that_refuses_is_told_with_the_setting(tmp_path: Path) -> None:
+def test_refusal_by_the_object_store_is_reported_with_the_setting(tmp_path: Path) -> None:
     """All ran, and every job failed."""
     (tmp_path / "services").mkdir()
     keys = {"HANZO_ML_STORAGE_ACCESS_KEY": "wrong", "HANZO_ML_STORAGE_SECRET_KEY": "wrong"}

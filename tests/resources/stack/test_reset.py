@@ -50,7 +50,7 @@ def fill(settings: Settings, job_status: str) -> int:
 
 
 @pytest.mark.slow
-def test_only_the_configuration_stays_and_what_is_not_the_stack_s(settings: Settings) -> None:
+def test_reset_keeps_the_configuration_and_foreign_files(settings: Settings) -> None:
     (settings.home / "config.yaml").write_text("alerts: {stalled_after: 20m}\n")
     (settings.home / "notes.txt").write_text("mine")
     fill(settings, "queued")
@@ -61,7 +61,7 @@ def test_only_the_configuration_stays_and_what_is_not_the_stack_s(settings: Sett
 
 
 @pytest.mark.slow
-def test_beside_a_running_stack_it_empties_the_store_and_events_go_on_being_numbered(settings: Settings) -> None:
+def test_reset_of_a_running_stack_empties_the_store_and_continues_event_numbers(settings: Settings) -> None:
     last = fill(settings, "queued")
     service = settings.home / "services" / "api"
     service.mkdir(parents=True)
@@ -87,7 +87,7 @@ def test_beside_a_running_stack_it_empties_the_store_and_events_go_on_being_numb
         (("--yes",), {}, "job j is running"),
     ],
 )
-def test_it_refuses_and_touches_nothing(
+def test_refused_reset_changes_nothing(
     settings: Settings, arguments: tuple[str, ...], variables: dict[str, str], says: str
 ) -> None:
     fill(settings, "running")

@@ -24,7 +24,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, st
     return {**os.environ, **own}
 
 
-def test_code_server_of_a_pod_is_reached_by_others_and_its_place_is_in_their_environment(
+def test_code_server_of_a_pod_is_reachable_at_the_address_in_the_environment(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     """The command is replaced by one that prints what it was started with."""

@@ -53,7 +53,7 @@ def files_below(folder: Path) -> set[Path]:
 
 @pytest.mark.parametrize("climb", CLIMBS)
 @pytest.mark.parametrize("method", ["PUT", "GET", "DELETE"])
-def test_no_name_leads_out_of_the_folder(server: ServerProcess, run_id: str, method: str, climb: str) -> None:
+def test_path_traversal_never_leaves_the_run_folder(server: ServerProcess, run_id: str, method: str, climb: str) -> None:
     (server.home / "secret.txt").write_text("secret")
     (server.home / "objects" / "secret.txt").write_text("secret")
     before = files_below(server.home / "objects")
@@ -65,18 +65,18 @@ def test_no_name_leads_out_of_the_folder(server: ServerProcess, run_id: str, met
 
 
 @pytest.mark.parametrize("climb", ["../..", "/etc", "%2e%2e", "a\\b", "x#y", "./..", "a//b"])
-def test_no_listing_leads_out_of_the_folder(server: ServerProcess, run_id: str, climb: str) -> None:
+def test_listing_with_path_traversal_is_refused(server: ServerProcess, run_id: str, climb: str) -> None:
     for path, query in ((LIST, {"run_id": run_id, "path": climb}), (PROXY, {"path": f"0/{run_id}/artifacts/{climb}"})):
         assert httpx.get(server.url + path, params=query).status_code == 400
 
 
-def test_below_a_number_only_runs_have_files(server: ServerProcess, run_id: str) -> None:
+def test_upload_outside_a_runs_artifact_folder_is_not_found(server: ServerProcess, run_id: str) -> None:
     for place in (f"1/{run_id}/artifacts/f", "0/nobody/artifacts/f", f"0/{run_id}/checkpoints/f", "0", "0/x", "models/f"):
         status, _ = raw(server, "PUT", f"{PROXY}/{place}", b"x")
         assert status == 404, place
 
 
-def test_a_file_arrives_whole_and_is_never_shown_in_our_origin(server: ServerProcess, run_id: str) -> None:
+def test_file_arrives_complete_and_is_served_as_sandboxed_attachment(server: ServerProcess, run_id: str) -> None:
     body = bytes(range(256)) * 20_000
     where = f"{server.url}{PROXY}/0/{run_id}/artifacts/page/evil.html"
     assert httpx.put(where, content=body).json() == {}
@@ -99,14 +99,14 @@ def test_a_broken_off_upload_leaves_nothing(server: ServerProcess, run_id: str) 
     assert httpx.get(f"{server.url}{LIST}", params={"run_id": run_id}).json()["files"] == []
 
 
-def test_a_file_is_no_folder_and_a_folder_no_file(server: ServerProcess, run_id: str) -> None:
+def test_path_cannot_be_both_file_and_folder(server: ServerProcess, run_id: str) -> None:
     assert raw(server, "PUT", f"{PROXY}/0/{run_id}/artifacts/a/b", b"x")[0] == 200
     assert raw(server, "PUT", f"{PROXY}/0/{run_id}/artifacts/a/b/c", b"x")[0] == 400
     assert raw(server, "PUT", f"{PROXY}/0/{run_id}/artifacts/a", b"x")[0] == 400
     assert raw(server, "GET", f"{PROXY}/0/{run_id}/artifacts/a/b/c")[0] == 404
 
 
-def test_a_folder_is_no_download(server: ServerProcess, run_id: str) -> None:
+def test_downloading_a_folder_answers_400(server: ServerProcess, run_id: str) -> None:
     """MLflow's words, and its status: a 404 would say that nothing is there."""
     assert raw(server, "PUT", f"{PROXY}/0/{run_id}/artifacts/a/b", b"x")[0] == 200
     for path in (f"{PROXY}/0/{run_id}/artifacts/a", f"/get-artifact?run_id={run_id}&path=a"):
@@ -114,7 +114,7 @@ def test_a_folder_is_no_download(server: ServerProcess, run_id: str) -> None:
         assert status == 400 and b"Artifact path refers to a directory, not a file: 'a'" in text
 
 
-def test_listing_and_deleting(server: ServerProcess, run_id: str) -> None:
+def test_files_are_listed_and_deleted(server: ServerProcess, run_id: str) -> None:
     for name in ("d/one.txt", "d/two.txt", "three.txt"):
         raw(server, "PUT", f"{PROXY}/0/{run_id}/artifacts/{name}", b"123")
 
@@ -135,6 +135,6 @@ def test_listing_and_deleting(server: ServerProcess, run_id: str) -> None:
     assert listed() == []
 
 
-def test_a_deleted_run_takes_no_file(server: ServerProcess, run_id: str) -> None:
+def test_upload_to_a_deleted_run_is_refused(server: ServerProcess, run_id: str) -> None:
     httpx.post(f"{server.url}/api/2.0/mlflow/runs/delete", json={"run_id": run_id})
     assert raw(server, "PUT", f"{PROXY}/0/{run_id}/artifacts/a", b"x")[0] == 400

@@ -49,7 +49,7 @@ def read_anew(database: Database, run_id: str) -> Any:
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
-def test_what_is_kept_is_what_is_stored(http: TestClient, seed: int) -> None:
+def test_cached_runs_equal_stored_runs_after_random_calls(http: TestClient, seed: int) -> None:
     drawn = random.Random(seed)
     database: Database = http.app.state.database  # type: ignore[attr-defined]
     runs = [

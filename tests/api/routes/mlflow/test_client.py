@@ -44,7 +44,9 @@ def run_id(client: MlflowClient) -> str:
 
 
 @pytest.mark.requirement("F3", "F7")
-def test_an_unmodified_script(server: ServerProcess, client: MlflowClient, tmp_path: Path) -> None:
+def test_unmodified_mlflow_script_logs_params_metrics_and_files(
+    server: ServerProcess, client: MlflowClient, tmp_path: Path
+) -> None:
     environ = {**os.environ, "MLFLOW_TRACKING_URI": server.url}
     done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=tmp_path, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -63,7 +65,7 @@ def test_an_unmodified_script(server: ServerProcess, client: MlflowClient, tmp_p
     assert Path(fetched).read_bytes() == b"weights"
 
 
-def test_artifact_folders_and_names_beyond_ascii(client: MlflowClient, run_id: str, tmp_path: Path) -> None:
+def test_artifact_folders_and_non_ascii_names_round_trip(client: MlflowClient, run_id: str, tmp_path: Path) -> None:
     folder = tmp_path / "up"
     folder.mkdir()
     names = ["a b.txt", "ü+{step}.json", "x=1&y.txt"]
@@ -79,7 +81,7 @@ def test_artifact_folders_and_names_beyond_ascii(client: MlflowClient, run_id: s
 
 
 @pytest.mark.requirement("F10")
-def test_nan_and_infinity_come_back(client: MlflowClient, run_id: str) -> None:
+def test_nan_and_infinity_metrics_round_trip(client: MlflowClient, run_id: str) -> None:
     client.log_batch(run_id, metrics=[Metric("n", math.nan, 1, 0), Metric("i", math.inf, 1, 0)])
     metrics = client.get_run(run_id).data.metrics
     assert math.isnan(metrics["n"])
@@ -87,7 +89,7 @@ def test_nan_and_infinity_come_back(client: MlflowClient, run_id: str) -> None:
 
 
 @pytest.mark.requirement("F2")
-def test_batches_tags_and_status(client: MlflowClient, run_id: str) -> None:
+def test_batches_tags_and_status_are_stored(client: MlflowClient, run_id: str) -> None:
     metrics = [Metric("loss", 1.0 / (step + 1), 1000 + step, step) for step in range(1000)]
     client.log_batch(run_id, metrics=metrics)
     client.log_batch(run_id, params=[Param("a", "1")], tags=[RunTag("t", "x")])
@@ -101,7 +103,7 @@ def test_batches_tags_and_status(client: MlflowClient, run_id: str) -> None:
 
 @pytest.mark.requirement("F12")
 @pytest.mark.parametrize("theirs", ["SCHEDULED", "RUNNING", "FINISHED", "FAILED", "KILLED"])
-def test_every_status_goes_there_and_back(client: MlflowClient, run_id: str, theirs: str) -> None:
+def test_every_run_status_round_trips(client: MlflowClient, run_id: str, theirs: str) -> None:
     client.update_run(run_id, status=theirs)
     assert client.get_run(run_id).info.status == theirs
     found = client.search_runs(["0"], f"status = '{theirs}' and run_id IN ('{run_id}')")
@@ -110,7 +112,7 @@ def test_every_status_goes_there_and_back(client: MlflowClient, run_id: str, the
 
 
 @pytest.mark.requirement("F1")
-def test_experiments_live_die_and_return(client: MlflowClient) -> None:
+def test_experiments_are_tagged_renamed_deleted_and_restored(client: MlflowClient) -> None:
     experiment_id = client.create_experiment("cycle", tags={"a": "b"})
     client.set_experiment_tag(experiment_id, "c", "d")
     client.delete_experiment_tag(experiment_id, "a")
@@ -130,7 +132,7 @@ def test_experiments_live_die_and_return(client: MlflowClient) -> None:
     assert found.experiment_id == experiment_id
 
 
-def test_pages_of_runs(client: MlflowClient) -> None:
+def test_run_search_is_paginated(client: MlflowClient) -> None:
     experiment_id = client.create_experiment("pages")
     made = [client.create_run(experiment_id, start_time=number).info.run_id for number in range(1, 6)]
     found, token = [], None

@@ -19,7 +19,7 @@ INTERPRETER = os.environ.get("MLFLOW_CLIENT_PYTHON", sys.executable)
 
 @pytest.mark.requirement("F8", "Z31")
 @pytest.mark.slow
-def test_a_session_with_the_client(server: ServerProcess, tmp_path: Path) -> None:
+def test_whole_session_with_the_mlflow_client_succeeds(server: ServerProcess, tmp_path: Path) -> None:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "PYTHON"))}
     command = [INTERPRETER, client_session.__file__, server.url]
     done = subprocess.run(command, cwd=tmp_path, env=kept, capture_output=True, text=True, check=False)

@@ -12,7 +12,7 @@ def new_experiment(http: TestClient, name: str) -> str:
     return str(http.post(f"{M}/experiments/create", json={"name": name}).json()["experiment_id"])
 
 
-def test_a_run_is_made_where_the_other_spelling_says(http: TestClient) -> None:
+def test_camel_case_fields_are_accepted_for_runs(http: TestClient) -> None:
     experiment = new_experiment(http, "camel")
     body = {"experimentId": experiment, "startTime": "78", "runName": "hump"}
     made = http.post(f"{M}/runs/create", json=body).json()["run"]["info"]
@@ -24,7 +24,7 @@ def test_a_run_is_made_where_the_other_spelling_says(http: TestClient) -> None:
     assert (found["info"]["run_id"], found["data"]["params"]) == (made["run_id"], [{"key": "k", "value": "v"}])
 
 
-def test_a_message_in_a_message_may_be_spelled_so_too(http: TestClient) -> None:
+def test_camel_case_fields_are_accepted_in_nested_messages(http: TestClient) -> None:
     experiment = new_experiment(http, "models")
     models = [
         http.post(f"{M}/logged-models", json={"experimentId": experiment, "name": name}).json()["model"]["info"]["model_id"]
@@ -52,7 +52,7 @@ def test_both_spellings_in_one_message_are_refused(http: TestClient, path: str, 
     assert "provide only one of them" in answer.json()["message"]
 
 
-def test_a_number_is_a_param_or_a_tag_of_a_batch_by_its_text(http: TestClient) -> None:
+def test_number_as_batch_param_or_tag_is_stored_as_text(http: TestClient) -> None:
     """FastTrackML's tests send numbers here. MLflow's server takes them too, and keeps an empty text: that loses them."""
     run_id = http.post(f"{M}/runs/create", json={"experiment_id": "0"}).json()["run"]["info"]["run_id"]
     sent = {"int": 123, "float": 123.45, "whole": 1.0, "small": 1e-07, "negative": -4, "large": 12345678901234567890}
@@ -69,7 +69,7 @@ def test_a_number_is_a_param_or_a_tag_of_a_batch_by_its_text(http: TestClient) -
 
 @pytest.mark.parametrize("kind", ["params", "tags"])
 @pytest.mark.parametrize("value", [True, [1], {"a": 1}])
-def test_what_has_no_one_text_is_no_param_or_tag_of_a_batch(http: TestClient, kind: str, value: Any) -> None:
+def test_structured_value_as_batch_param_or_tag_is_refused(http: TestClient, kind: str, value: Any) -> None:
     run_id = http.post(f"{M}/runs/create", json={"experiment_id": "0"}).json()["run"]["info"]["run_id"]
     answer = http.post(f"{M}/runs/log-batch", json={"run_id": run_id, kind: [{"key": "k", "value": value}]})
     assert (answer.status_code, answer.json()["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
@@ -77,7 +77,7 @@ def test_what_has_no_one_text_is_no_param_or_tag_of_a_batch(http: TestClient, ki
 
 
 @pytest.mark.parametrize("written", ["NaN", "Infinity", "-Infinity"])
-def test_what_json_has_no_number_for_is_no_param_of_a_batch(http: TestClient, written: str) -> None:
+def test_nonfinite_number_as_batch_param_is_refused(http: TestClient, written: str) -> None:
     run_id = http.post(f"{M}/runs/create", json={"experiment_id": "0"}).json()["run"]["info"]["run_id"]
     body = f'{{"run_id": "{run_id}", "params": [{{"key": "k", "value": {written}}}]}}'
     answer = http.post(f"{M}/runs/log-batch", content=body, headers={"content-type": "application/json"})
@@ -85,7 +85,7 @@ def test_what_json_has_no_number_for_is_no_param_of_a_batch(http: TestClient, wr
 
 
 @pytest.mark.parametrize("path", ["log-parameter", "set-tag"])
-def test_a_number_is_none_on_its_own(http: TestClient, path: str) -> None:
+def test_number_as_single_param_or_tag_is_refused(http: TestClient, path: str) -> None:
     """MLflow's server refuses it there, and its tests say so."""
     run_id = http.post(f"{M}/runs/create", json={"experiment_id": "0"}).json()["run"]["info"]["run_id"]
     answer = http.post(f"{M}/runs/{path}", json={"run_id": run_id, "key": "k", "value": 41})

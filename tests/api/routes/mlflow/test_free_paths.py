@@ -36,7 +36,7 @@ def listed(server: ArtifactServer, path: str) -> Any:
     return asked(server, "GET", f"{PROXY}?path={path}")[1]["files"]
 
 
-def test_a_script_with_a_layout_of_its_own(server: ArtifactServer) -> None:
+def test_files_at_free_paths_are_uploaded_listed_and_deleted(server: ArtifactServer) -> None:
     for name, body in (("own/a.txt", b"0"), ("own/dir/b.txt", b"12")):
         assert server.raw("PUT", f"{PROXY}/{name}", body).status == 200
         assert server.raw("GET", f"{PROXY}/{name}").body == body
@@ -52,7 +52,7 @@ def test_a_script_with_a_layout_of_its_own(server: ArtifactServer) -> None:
     assert server.raw("GET", f"{PROXY}/own/dir/b.txt").status == 404
 
 
-def test_a_free_path_is_no_dataset_checkpoint_or_run(server: ArtifactServer) -> None:
+def test_free_paths_cannot_reach_datasets_checkpoints_or_runs(server: ArtifactServer) -> None:
     run_id = server.new_run()
     checkpoints = server.store.list("s3://hanzo-ml/checkpoints")
     server.raw("PUT", server.place(run_id, "f"), b"the run's")
@@ -66,7 +66,7 @@ def test_a_free_path_is_no_dataset_checkpoint_or_run(server: ArtifactServer) -> 
     assert server.store.list("s3://hanzo-ml/checkpoints") == checkpoints
 
 
-def test_what_lies_at_a_free_path_is_hashed_and_verified(server: ArtifactServer) -> None:
+def test_file_at_a_free_path_is_hashed_and_verified(server: ArtifactServer) -> None:
     uploaded = server.raw("PUT", f"{PROXY}/verified/f", b"whole")
     assert server.raw("GET", f"{PROXY}/verified/f").headers["X-Checksum-Sha256"] == uploaded.headers["X-Checksum-Sha256"]
     server.store.put_bytes("s3://hanzo-ml/artifacts/@default/verified/f", b"brokn")
@@ -74,7 +74,7 @@ def test_what_lies_at_a_free_path_is_hashed_and_verified(server: ArtifactServer)
 
 
 @pytest.mark.parametrize("location", ["mlflow-artifacts:/team/a", "mlflow-artifacts:/b/", "mlflow-artifacts:/"])
-def test_an_experiment_at_a_proxied_place_of_its_own(
+def test_experiment_with_a_custom_proxied_location_stores_files_there(
     server: ArtifactServer, client: MlflowClient, tmp_path: Path, location: str
 ) -> None:
     experiment = client.create_experiment(f"at {location}", artifact_location=location)
@@ -98,7 +98,7 @@ def test_an_experiment_at_a_proxied_place_of_its_own(
     assert server.raw("PUT", f"{PROXY}/{path}/late.txt", b"late").status == 400
 
 
-def test_a_logged_model_is_where_its_experiment_is(server: ArtifactServer, client: MlflowClient) -> None:
+def test_logged_model_is_stored_below_its_experiments_location(server: ArtifactServer, client: MlflowClient) -> None:
     experiment = client.create_experiment("of models", artifact_location="mlflow-artifacts:/models of ours")
     model = client.create_logged_model(experiment)
     assert model.artifact_location == f"mlflow-artifacts:/models of ours/models/{model.model_id}/artifacts"
@@ -108,7 +108,7 @@ def test_a_logged_model_is_where_its_experiment_is(server: ArtifactServer, clien
     assert (status, found["files"]) == (200, [{"path": "MLmodel", "is_dir": False, "file_size": 11}])
 
 
-def test_above_the_files_of_runs_and_models_are_their_folders(
+def test_listing_above_runs_and_models_returns_their_folders(
     server: ArtifactServer, client: MlflowClient, tmp_path: Path
 ) -> None:
     """A client that downloads `mlflow-artifacts:/EXPERIMENT` goes down through all of them."""
@@ -137,7 +137,7 @@ def test_above_the_files_of_runs_and_models_are_their_folders(
     assert {asked(server, "GET", f"{PROXY}?path={path}")[0] for path in unknown} == {404}
 
 
-def test_a_logged_model_of_an_experiment_at_the_root_is_read(server: ArtifactServer, client: MlflowClient) -> None:
+def test_logged_model_of_an_experiment_at_the_root_is_readable(server: ArtifactServer, client: MlflowClient) -> None:
     """`models/MODEL/artifacts` was taken for a version of a registered model, so it was written and never read again."""
     model = client.create_logged_model(client.create_experiment("at the root", artifact_location="mlflow-artifacts:/"))
     path = f"models/{model.model_id}/artifacts"
@@ -151,7 +151,9 @@ def test_a_logged_model_of_an_experiment_at_the_root_is_read(server: ArtifactSer
     assert server.raw("GET", by_version).body == b"flavors: {}"
 
 
-def test_elsewhere_only_the_client_reads_and_writes(server: ArtifactServer, client: MlflowClient, tmp_path: Path) -> None:
+def test_location_outside_the_store_is_read_and_written_only_by_the_client(
+    server: ArtifactServer, client: MlflowClient, tmp_path: Path
+) -> None:
     experiment = client.create_experiment("elsewhere", artifact_location=tmp_path.as_uri())
     run = client.create_run(experiment)
     assert run.info.artifact_uri == f"{tmp_path.as_uri()}/{run.info.run_id}/artifacts"
@@ -168,6 +170,6 @@ def test_elsewhere_only_the_client_reads_and_writes(server: ArtifactServer, clie
     assert asked(server, "POST", f"{MLFLOW}/model-versions/create", outside)[0] == 400
 
 
-def test_a_relative_place_is_in_the_servers_folder(server: ArtifactServer, client: MlflowClient) -> None:
+def test_relative_location_resolves_to_the_servers_working_directory(server: ArtifactServer, client: MlflowClient) -> None:
     experiment = client.create_experiment("relative", artifact_location="my_location")
     assert client.get_experiment(experiment).artifact_location == str(Path.cwd() / "my_location")

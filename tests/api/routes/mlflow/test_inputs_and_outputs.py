@@ -19,7 +19,7 @@ def new_run(http: TestClient) -> str:
     return str(http.post(f"{MLFLOW}/runs/create", json={"experiment_id": "0"}).json()["run"]["info"]["run_id"])
 
 
-def test_inputs_of_a_run(http: TestClient) -> None:
+def test_run_inputs_are_logged_and_summarized(http: TestClient) -> None:
     run_id = new_run(http)
     assert http.get(f"{MLFLOW}/runs/get", params={"run_id": run_id}).json()["run"]["inputs"] == {}
     model_id = http.post(f"{MLFLOW}/logged-models", json={"experiment_id": "0"}).json()["model"]["info"]["model_id"]
@@ -43,7 +43,7 @@ def test_inputs_of_a_run(http: TestClient) -> None:
         }
 
 
-def test_the_largest_profile_is_taken_and_one_character_more_is_refused_by_its_name(http: TestClient) -> None:
+def test_dataset_profile_above_the_length_limit_is_refused(http: TestClient) -> None:
     run_id, largest = new_run(http), "p" * 16_777_215
     for profile, status, message in ((largest, 200, ""), (largest + "p", 400, "'profile' exceeds the maximum length")):
         body = {"run_id": run_id, "datasets": [{"dataset": {**DATASET, "profile": profile}}]}
@@ -71,14 +71,14 @@ def test_a_refusal_names_the_parameter(http: TestClient, path: str, body: dict[s
     assert message in answer.json()["message"]
 
 
-def test_nothing_is_logged_to_what_does_not_exist(http: TestClient) -> None:
+def test_logging_inputs_to_a_missing_run_is_refused(http: TestClient) -> None:
     body: dict[str, Any] = {"run_id": "none", "datasets": [{"dataset": DATASET}], "models": [{"model_id": "m-none"}]}
     answer = http.post(f"{MLFLOW}/runs/log-inputs", json=body)
     assert (answer.status_code, answer.json()["error_code"]) == (404, "RESOURCE_DOES_NOT_EXIST")
     assert http.post(PATHS[0], json={"experiment_ids": ["0"]}).json() == {"dataset_summaries": []}
 
 
-def test_a_model_of_another_server_is_on_record_as_it_was_named(http: TestClient) -> None:
+def test_model_id_of_another_server_is_stored_as_sent(http: TestClient) -> None:
     run_id = new_run(http)
     for path in ("log-inputs", "outputs"):
         body = {"run_id": run_id, "models": [{"model_id": "m-elsewhere"}]}

@@ -38,7 +38,7 @@ def batch(metrics: int, params: int, tags: int) -> dict[str, Any]:
         ((800, 100, 100), (801, 100, 100), "at most 1000 metrics, params, and tags. Got 1001"),
     ],
 )
-def test_a_batch_has_its_size(
+def test_batch_above_its_size_limit_is_refused(
     http: TestClient, run_id: str, most: tuple[int, int, int], more: tuple[int, int, int], message: str
 ) -> None:
     refused = http.post(f"{API}/runs/log-batch", json={"run_id": run_id, **batch(*more)})
@@ -61,7 +61,7 @@ def stored(http: TestClient, run_id: str) -> tuple[int, int, int]:
     ("path", "kind", "limit"), [("runs/log-parameter", "params", 6000), ("runs/set-tag", "tags", 8000)], ids=["param", "tag"]
 )
 @pytest.mark.parametrize("alone", [True, False], ids=["alone", "batch"])
-def test_a_long_value_of_a_run_is_cut_off(
+def test_overlong_param_or_tag_of_a_run_is_truncated(
     http: TestClient, run_id: str, path: str, kind: str, limit: int, alone: bool
 ) -> None:
     for key, length in (("whole", limit), ("cut", limit + 1)):
@@ -73,7 +73,7 @@ def test_a_long_value_of_a_run_is_cut_off(
     assert (found["whole"], found["cut"]) == ("v" * (limit - 1) + "e", "v" * limit)
 
 
-def test_a_long_tag_of_an_experiment_is_refused(http: TestClient) -> None:
+def test_overlong_experiment_tag_is_refused(http: TestClient) -> None:
     for length, status in ((20_001, 400), (20_000, 200)):
         body = {"experiment_id": "0", "key": "note", "value": "v" * length}
         answer = http.post(f"{API}/experiments/set-experiment-tag", json=body)
@@ -84,20 +84,20 @@ def test_a_long_tag_of_an_experiment_is_refused(http: TestClient) -> None:
 
 
 @pytest.mark.parametrize("none", ["../etc", "a b", "-a", "_a", "a" * 257, "ä", "a\n"])
-def test_a_run_id_that_is_none_is_told_apart_from_one_that_is_not_there(http: TestClient, none: str) -> None:
+def test_malformed_run_id_is_refused_as_invalid(http: TestClient, none: str) -> None:
     refused = http.post(f"{API}/runs/log-batch", json={"run_id": none, **batch(1, 1, 1)})
     assert (refused.status_code, refused.json()["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
     assert refused.json()["message"].startswith(f"Invalid value {json.dumps(none[:250])} for parameter 'run_id' supplied: ")
 
 
 @pytest.mark.parametrize("missing", ["a", "0-_", "a" * 256])
-def test_a_run_id_that_is_not_there_is_not_found(http: TestClient, missing: str) -> None:
+def test_missing_run_id_answers_404(http: TestClient, missing: str) -> None:
     answer = http.post(f"{API}/runs/log-batch", json={"run_id": missing, **batch(1, 1, 1)})
     assert (answer.status_code, answer.json()["error_code"]) == (404, "RESOURCE_DOES_NOT_EXIST")
 
 
 @pytest.mark.parametrize("path", ["runs/search", "logged-models/search"])
-def test_a_search_names_as_many_experiments_as_the_database_takes(http: TestClient, path: str) -> None:
+def test_search_with_too_many_experiments_is_refused(http: TestClient, path: str) -> None:
     """One more had failed in the database, which the server took for an outage: clients asked again and again."""
     most = http.post(f"{API}/{path}", json={"experiment_ids": ["0"] * 30_000})
     assert most.status_code == 200
@@ -106,13 +106,13 @@ def test_a_search_names_as_many_experiments_as_the_database_takes(http: TestClie
     assert "at most 30000 experiments" in refused.json()["message"]
 
 
-def test_a_condition_names_as_many_values_as_the_database_takes(http: TestClient, run_id: str) -> None:
+def test_filter_list_with_too_many_values_is_refused(http: TestClient, run_id: str) -> None:
     names = ",".join(f"'{number}'" for number in range(30_000))
     refused = http.post(f"{API}/runs/search", json={"experiment_ids": ["0"], "filter": f"attribute.run_id IN ({names})"})
     assert (refused.status_code, refused.json()["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
 
 
-def test_a_run_is_made_with_tags_of_any_name_and_given_others_by_the_rule(http: TestClient) -> None:
+def test_tag_name_rules_apply_to_set_tag_but_not_to_run_creation(http: TestClient) -> None:
     """MLflow's server looks at no name of the first ones: the same client's call was refused here."""
     tags = {"team@work": "a", "../up": "b", "größe": "c", "": "d", "k" * 250: "e" * 8001}
     made = http.post(f"{API}/runs/create", json={"tags": [{"key": key, "value": value} for key, value in tags.items()]})

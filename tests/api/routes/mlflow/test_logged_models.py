@@ -20,7 +20,7 @@ def new_run(http: TestClient) -> str:
     return str(http.post(f"{MLFLOW}/runs/create", json={"experiment_id": "0"}).json()["run"]["info"]["run_id"])
 
 
-def test_a_life(http: TestClient) -> None:
+def test_logged_model_is_created_finalized_and_deleted(http: TestClient) -> None:
     made = new_model(http, name="m", model_type="t", params=[{"key": "a", "value": "1"}], tags=[{"key": "b", "value": "2"}])
     model_id = made["info"]["model_id"]
     assert made["info"] == {
@@ -56,7 +56,7 @@ def test_a_life(http: TestClient) -> None:
     assert http.post(f"{MODELS}/search", json={"experiment_ids": ["0"]}).json() == {"models": []}
 
 
-def test_searching_in_pages_with_metrics_on_datasets(http: TestClient) -> None:
+def test_search_by_dataset_metrics_is_paginated(http: TestClient) -> None:
     run_id = new_run(http)
     for number, name in enumerate("abc"):
         model_id = new_model(http, name=name, source_run_id=run_id)["info"]["model_id"]
@@ -101,7 +101,7 @@ def test_searching_in_pages_with_metrics_on_datasets(http: TestClient) -> None:
     ],
     ids=lambda value: str(value),
 )
-def test_a_model_that_no_run_made_has_an_empty_one(http: TestClient, asked: dict[str, Any], found: list[str]) -> None:
+def test_model_without_run_has_an_empty_source_run_id(http: TestClient, asked: dict[str, Any], found: list[str]) -> None:
     run_id = new_run(http)
     made = [new_model(http, name=name, source_run_id=run_id if name == "c" else "")["info"]["model_id"] for name in "abc"]
     for model_id, status in zip(made, ("READY", "PENDING", "UPLOAD_FAILED"), strict=True):
@@ -115,7 +115,7 @@ def test_a_model_that_no_run_made_has_an_empty_one(http: TestClient, asked: dict
     assert pages == found
 
 
-def test_a_search_leaves_metrics_out_for_who_does_not_want_them(http: TestClient) -> None:
+def test_search_omits_metrics_when_include_metrics_is_false(http: TestClient) -> None:
     run_id = new_run(http)
     model_id = new_model(http, name="a", params=[{"key": "p", "value": "1"}])["info"]["model_id"]
     body = {"run_id": run_id, "key": "acc", "value": 1, "timestamp": 1, "model_id": model_id}
@@ -149,7 +149,7 @@ def test_a_refusal_names_the_parameter(http: TestClient, path: str, body: dict[s
     assert message in answer.json()["message"]
 
 
-def test_nothing_happens_to_a_model_that_does_not_exist(http: TestClient) -> None:
+def test_requests_for_a_missing_model_answer_404_and_change_nothing(http: TestClient) -> None:
     run_id = new_run(http)
     metric = {"run_id": run_id, "key": "acc", "value": 1, "timestamp": 1, "model_id": "m-none"}
     for method, path, body in (
@@ -168,7 +168,7 @@ def test_nothing_happens_to_a_model_that_does_not_exist(http: TestClient) -> Non
     assert http.get(f"{MLFLOW}/runs/get", params={"run_id": run_id}).json()["run"]["data"]["metrics"] == []
 
 
-def test_files_of_a_model(http: TestClient) -> None:
+def test_model_files_are_uploaded_listed_and_downloaded(http: TestClient) -> None:
     model = new_model(http)["info"]
     model_id = model["model_id"]
     root = f"0/models/{model_id}/artifacts"
@@ -200,7 +200,7 @@ def test_files_of_a_model(http: TestClient) -> None:
 
 
 @pytest.mark.parametrize("climb", ["..%2f..%2fsecret", "%2e%2e/x", "a%00b", "%252e%252e/x", "a%5cb", "a%23b", "%2fetc"])
-def test_no_name_leads_out_of_the_folder_of_a_model(http: TestClient, climb: str) -> None:
+def test_path_traversal_never_leaves_the_model_folder(http: TestClient, climb: str) -> None:
     model_id = new_model(http)["info"]["model_id"]
     for method in ("PUT", "GET", "DELETE"):
         answer = http.request(method, f"{PROXY}/0/models/{model_id}/artifacts/{climb}", content=b"x")
@@ -211,13 +211,13 @@ def test_no_name_leads_out_of_the_folder_of_a_model(http: TestClient, climb: str
     assert http.get(PROXY, params={"path": f"0/models/{model_id}/artifacts"}).json()["files"] == []
 
 
-def test_files_of_a_model_belong_to_its_experiment(http: TestClient) -> None:
+def test_model_files_are_found_only_below_their_experiment(http: TestClient) -> None:
     model_id = new_model(http)["info"]["model_id"]
     for place in (f"1/models/{model_id}/artifacts/x", f"0/{model_id}/artifacts/x", f"0/models/{model_id}/x"):
         assert http.put(f"{PROXY}/{place}", content=b"x").status_code == 404
 
 
-def test_a_registered_version_is_told_of(http: TestClient) -> None:
+def test_registering_a_version_tags_its_logged_model(http: TestClient) -> None:
     model = new_model(http, name="m")["info"]
     http.put(f"{PROXY}/0/models/{model['model_id']}/artifacts/MLmodel", content=b"x")
     http.post(f"{MLFLOW}/registered-models/create", json={"name": "doors"})
@@ -235,7 +235,7 @@ def test_a_registered_version_is_told_of(http: TestClient) -> None:
     assert tags == {"b": "c", "mlflow.modelVersions": both}
 
 
-def test_the_history_that_older_clients_keep(http: TestClient) -> None:
+def test_log_model_of_older_clients_appends_to_the_history_tag(http: TestClient) -> None:
     run_id = new_run(http)
     flavors = {"python_function": {"loader_module": "x", "config": {"big": 1}}, "other": "text"}
     entry = {"run_id": run_id, "artifact_path": "model", "utc_time_created": "now", "model_uuid": "u"}

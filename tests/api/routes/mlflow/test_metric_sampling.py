@@ -19,7 +19,7 @@ def series(count: int) -> list[dict[str, Any]]:
     return [{"key": "m", "value": 10.0, "timestamp": 1, "step": step} for step in range(count)]
 
 
-def test_a_sample_of_each_run(http: TestClient) -> None:
+def test_bulk_interval_returns_a_sample_of_each_run(http: TestClient) -> None:
     short, long = new_run(http, series(10)), new_run(http, series(20))
     query: dict[str, Any] = {"run_ids": [long, short], "metric_key": "m", "max_results": 5}
     metrics = http.get(f"{METRICS}/get-history-bulk-interval", params=query).json()["metrics"]
@@ -54,13 +54,13 @@ def test_a_sample_of_each_run(http: TestClient) -> None:
         ({"run_ids": ["r"], "metric_key": "m", "start_step": 2**63, "end_step": 2**63}, "'start_step'"),
     ],
 )
-def test_a_sample_that_makes_no_sense_is_refused(http: TestClient, query: dict[str, Any], message: str) -> None:
+def test_invalid_sampling_request_is_refused(http: TestClient, query: dict[str, Any], message: str) -> None:
     answer = http.get(f"{METRICS}/get-history-bulk-interval", params=query)
     assert (answer.status_code, answer.json()["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
     assert message in answer.json()["message"]
 
 
-def test_whole_histories_by_run_and_time(http: TestClient) -> None:
+def test_bulk_history_returns_whole_histories_ordered_by_run_and_time(http: TestClient) -> None:
     points = [
         {"key": "m", "timestamp": 1, "step": 3, "value": 11.0},
         {"key": "m", "timestamp": 2, "step": 2, "value": 12.0},
@@ -82,7 +82,7 @@ def test_whole_histories_by_run_and_time(http: TestClient) -> None:
         ({"run_id": ["r"]}, "GetMetricHistoryBulk request must specify a metric_key"),
     ],
 )
-def test_a_history_that_makes_no_sense_is_refused(http: TestClient, query: dict[str, Any], message: str) -> None:
+def test_invalid_bulk_history_request_is_refused(http: TestClient, query: dict[str, Any], message: str) -> None:
     answer = http.get(f"{METRICS}/get-history-bulk", params=query)
     assert (answer.status_code, answer.json()["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
     assert message in answer.json()["message"]

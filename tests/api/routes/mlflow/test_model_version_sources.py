@@ -77,7 +77,7 @@ def asked_of_s3(server: ArtifactServer, request: pytest.FixtureRequest) -> list[
 
 
 @pytest.mark.requirement("F11")
-def test_a_source_that_is_not_there_or_not_ours_is_refused(server: ArtifactServer, asked_of_s3: list[S3Request]) -> None:
+def test_missing_or_foreign_model_version_source_is_refused(server: ArtifactServer, asked_of_s3: list[S3Request]) -> None:
     run_id = server.new_run()
     name = f"m-{run_id}"
     with httpx.Client(base_url=server.url, trust_env=False) as http:
@@ -101,7 +101,7 @@ def test_a_source_that_is_not_there_or_not_ours_is_refused(server: ArtifactServe
         assert path.split("/")[1] in BUCKETS.values() and ".." not in path, path
 
 
-def test_the_root_of_a_run_is_there_before_it_has_files_and_no_place_below_it_is(server: ArtifactServer) -> None:
+def test_run_artifact_root_is_a_valid_source_before_the_run_has_files(server: ArtifactServer) -> None:
     """As MLflow's own tests of its REST API have it. The specification's `/v1` makes versions of files alone."""
     run_id = server.new_run()
     name = f"m-{run_id}"

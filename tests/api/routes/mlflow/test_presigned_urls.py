@@ -80,14 +80,14 @@ def begun(server: ArtifactServer, folder: str, name: str = "f.bin", parts: int =
     return found
 
 
-def test_the_signed_url_of_what_a_job_published_is_that_of_the_file(server: ArtifactServer) -> None:
+def test_presigned_url_of_a_published_file_serves_that_file(server: ArtifactServer) -> None:
     run_id = server.new_run()
     server.store.put_bytes(f"s3://hanzo-ml/runs/{run_id}/train.json", b"{}")
     answer = httpx.get(f"{server.url}{MULTIPART}/presigned/0/{run_id}/artifacts/train.json").json()
     assert httpx.get(answer["url"]).content == b"{}"
 
 
-def test_parts_that_are_not_the_uploaded_ones_store_nothing(server: ArtifactServer) -> None:
+def test_completing_an_upload_with_wrong_parts_stores_nothing(server: ArtifactServer) -> None:
     run_id = server.new_run()
     folder = f"0/{run_id}/artifacts"
     server.raw("PUT", server.place(run_id, "f.bin"), b"old")
@@ -100,7 +100,7 @@ def test_parts_that_are_not_the_uploaded_ones_store_nothing(server: ArtifactServ
     assert [asked(server, f"{MULTIPART}/mpu/abort/{folder}", body).status_code for _ in range(2)] == [200, 200]
 
 
-def test_an_upload_belongs_to_its_file(server: ArtifactServer) -> None:
+def test_upload_id_is_valid_only_for_its_own_file(server: ArtifactServer) -> None:
     run_id, other = server.new_run(), server.new_run()
     upload = begun(server, f"0/{run_id}/artifacts")
     etag = httpx.put(upload["credentials"][0]["url"], content=b"new").headers["ETag"]
@@ -111,7 +111,7 @@ def test_an_upload_belongs_to_its_file(server: ArtifactServer) -> None:
     assert server.files(other) == []
 
 
-def test_a_completion_whose_answer_was_lost_can_be_asked_for_again(server: ArtifactServer) -> None:
+def test_upload_completion_can_be_retried(server: ArtifactServer) -> None:
     run_id = server.new_run()
     folder, where = f"0/{run_id}/artifacts", server.place(run_id, "f.bin")
     upload = begun(server, folder)
@@ -127,7 +127,7 @@ def test_a_completion_whose_answer_was_lost_can_be_asked_for_again(server: Artif
     assert asked(server, complete, body).status_code == 404, "what lies there is not this upload's"
 
 
-def test_what_nobody_hashed_before_the_server_died_is_fixed_by_its_first_reader(
+def test_missing_hash_after_a_server_crash_is_recorded_by_the_first_read(
     server: ArtifactServer, s3_session: S3Server
 ) -> None:
     run_id = server.new_run()
@@ -145,14 +145,14 @@ def test_what_nobody_hashed_before_the_server_died_is_fixed_by_its_first_reader(
     assert server.raw("GET", where).status == 409
 
 
-def test_a_deleted_run_takes_no_parts(server: ArtifactServer) -> None:
+def test_multipart_upload_to_a_deleted_run_is_refused(server: ArtifactServer) -> None:
     run_id = server.new_run()
     asked(server, f"{MLFLOW}/runs/delete", {"run_id": run_id})
     answer = asked(server, f"{MULTIPART}/mpu/create/0/{run_id}/artifacts", {"path": "f"})
     assert (answer.status_code, answer.json()["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
 
 
-def test_the_server_says_what_clients_may_do_by_themselves(server: ArtifactServer, folder: ArtifactServer) -> None:
+def test_server_info_reports_supported_multipart_features(server: ArtifactServer, folder: ArtifactServer) -> None:
     for asked_server, uploads in ((server, True), (folder, False)):
         info = httpx.get(f"{asked_server.url}/api/3.0/mlflow/server-info").json()
         assert info["multipart_uploads_enabled"] is uploads
@@ -169,7 +169,7 @@ def test_the_server_says_what_clients_may_do_by_themselves(server: ArtifactServe
         ("GET", "presigned/free/f", "Multipart download"),
     ],
 )
-def test_a_folder_has_no_urls(folder: ArtifactServer, method: str, path: str, what: str) -> None:
+def test_presigned_urls_on_a_folder_store_answer_501(folder: ArtifactServer, method: str, path: str, what: str) -> None:
     body = {"path": "f", "num_parts": 2, "upload_id": "u", "parts": [{"part_number": 1, "etag": "e"}]}
     sent = json.dumps(body) if method == "POST" else b""
     answer = folder.raw(method, f"{MULTIPART}/{path}", sent, {"Content-Type": "application/json"})
@@ -181,7 +181,7 @@ def test_a_folder_has_no_urls(folder: ArtifactServer, method: str, path: str, wh
 
 
 @pytest.mark.parametrize("kind", ["upload", "download"])
-def test_a_presigned_url_of_a_run_is_refused_as_for_every_proxied_file(server: ArtifactServer, kind: str) -> None:
+def test_presigned_url_of_a_run_is_refused_for_proxied_artifacts(server: ArtifactServer, kind: str) -> None:
     run_id, address = server.new_run(), f"{MLFLOW}/artifacts/presigned-{kind}-url"
     for body, status, message in (
         ({"run_id": run_id, "path": "f"}, 400, f"Presigned {kind} is not supported for"),

@@ -17,7 +17,7 @@ PROMPT: dict[str, Any] = {
 }
 
 
-def test_a_prompt_becomes_a_run_with_its_table(http: TestClient) -> None:
+def test_promptlab_creates_a_run_with_its_evaluation_table(http: TestClient) -> None:
     more = {
         "run_name": "greeting",
         "tags": [{"key": "t", "value": "v"}],
@@ -53,7 +53,7 @@ def test_a_prompt_becomes_a_run_with_its_table(http: TestClient) -> None:
 
 
 @pytest.mark.parametrize("missing", list(PROMPT))
-def test_what_is_missing_is_named_in_mlflow_s_order(http: TestClient, missing: str) -> None:
+def test_first_missing_field_is_named_in_mlflows_order(http: TestClient, missing: str) -> None:
     before = list(PROMPT)[: list(PROMPT).index(missing)]
     for body in ({name: PROMPT[name] for name in before}, {**PROMPT, missing: type(PROMPT[missing])()}):
         answer = http.post(PATH, json=body)
@@ -62,7 +62,7 @@ def test_what_is_missing_is_named_in_mlflow_s_order(http: TestClient, missing: s
     assert http.post("/api/2.0/mlflow/runs/search", json={"experiment_ids": ["0"]}).json() == {"runs": []}
 
 
-def test_a_run_whose_table_is_not_kept_has_failed(breakable: TestClient) -> None:
+def test_run_is_marked_failed_when_its_table_cannot_be_stored(breakable: TestClient) -> None:
     (breakable.app.state.settings.home / "objects").mkdir(exist_ok=True)  # type: ignore[attr-defined]
     bucket = breakable.app.state.settings.home / "objects" / "hanzo-ml-checkpoints"  # type: ignore[attr-defined]
     bucket.write_text("no folder")

@@ -56,7 +56,7 @@ def only_run(client: MlflowClient, experiment_name: str) -> Run:
 
 
 @pytest.mark.requirement("F3")
-def test_a_fluent_script(client: MlflowClient, tmp_path: Path) -> None:
+def test_fluent_script_logs_nested_runs_and_files(client: MlflowClient, tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "a.txt").write_text("a")
     (tmp_path / "one.txt").write_text("one")
@@ -90,7 +90,7 @@ def test_a_fluent_script(client: MlflowClient, tmp_path: Path) -> None:
     assert mlflow.artifacts.load_dict(f"runs:/{parent.info.run_id}/deep/er/config.json") == {"k": 1}
 
 
-def test_datasets_that_a_run_read(client: MlflowClient) -> None:
+def test_datasets_read_by_a_run_are_recorded_and_searchable(client: MlflowClient) -> None:
     mlflow.set_experiment("datasets")
     table = mlflow.data.from_pandas(pd.DataFrame({"a": [1, 2]}), name="table")
     with mlflow.start_run() as run:
@@ -110,7 +110,7 @@ def test_datasets_that_a_run_read(client: MlflowClient) -> None:
 
 
 @pytest.mark.slow
-def test_a_scikit_learn_model(client: MlflowClient) -> None:
+def test_scikit_learn_model_is_logged_and_searched(client: MlflowClient) -> None:
     mlflow.set_experiment("scikit-learn")
     model = LinearRegression().fit(INPUTS, INPUTS.sum(axis=1))
     evaluated = mlflow.data.from_numpy(INPUTS, name="numbers")
@@ -140,7 +140,7 @@ def test_a_scikit_learn_model(client: MlflowClient) -> None:
     assert mlflow.search_logged_models(output_format="list") == []
 
 
-def test_a_model_without_a_run(client: MlflowClient) -> None:
+def test_external_model_without_a_run_is_recorded(client: MlflowClient) -> None:
     mlflow.set_experiment("without a run")
     external = mlflow.create_external_model(name="elsewhere", params={"a": "b"}, tags={"where": "elsewhere"})
     assert mlflow.last_logged_model().model_id == external.model_id
@@ -158,7 +158,7 @@ class Sentences(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
 
 @pytest.mark.requirement("F4")
-def test_transformers_trainer(client: MlflowClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transformers_trainer_logs_its_run(client: MlflowClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "transformers")
     model = LlamaForCausalLM.from_pretrained(make_tiny_model(tmp_path / "model"), dtype=torch.float32)
     arguments = TrainingArguments(
@@ -184,7 +184,7 @@ def test_transformers_trainer(client: MlflowClient, tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.requirement("F4")
-def test_lightning(client: MlflowClient, tmp_path: Path) -> None:
+def test_lightning_logger_logs_its_run_and_checkpoints(client: MlflowClient, tmp_path: Path) -> None:
     logger = MLFlowLogger(experiment_name="lightning", tracking_uri=client.tracking_uri, log_model=True, tags={"a": "b"})
     logger.log_hyperparams({"lr": 0.1, "layers": {"hidden": 2}})
 
@@ -214,7 +214,7 @@ def test_lightning(client: MlflowClient, tmp_path: Path) -> None:
     assert sorted(files) == ["aliases.txt", f"{checkpoint.path}.ckpt", "metadata.yaml"]
 
 
-def test_optuna(client: MlflowClient) -> None:
+def test_optuna_callback_logs_a_run_for_each_trial(client: MlflowClient) -> None:
     callback = MLflowCallback(tracking_uri=client.tracking_uri, metric_name="distance", mlflow_kwargs={"nested": True})
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(study_name="optuna", sampler=optuna.samplers.RandomSampler(seed=1))

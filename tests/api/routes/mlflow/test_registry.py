@@ -77,7 +77,7 @@ def test_a_model_is_made_described_tagged_and_deleted(client: MlflowClient) -> N
     assert "Registered Model with name=whole life not found" in error.message
 
 
-def test_a_run_s_model_is_registered_by_the_fluent_api_and_downloaded_by_alias(
+def test_run_model_is_registered_by_fluent_api_and_downloaded_by_alias(
     server: ServerProcess, client: MlflowClient, run_id: str, tmp_path: Path
 ) -> None:
     mlflow.set_tracking_uri(server.url)
@@ -95,7 +95,7 @@ def test_a_run_s_model_is_registered_by_the_fluent_api_and_downloaded_by_alias(
     assert client.get_registered_model("fluent").aliases == {"champion": "1"}
 
 
-def test_a_model_that_a_run_logged_is_registered_by_its_name_in_the_run_and_downloaded(
+def test_logged_model_is_registered_by_its_name_in_the_run_and_downloaded(
     server: ServerProcess, client: MlflowClient, name: str, tmp_path: Path
 ) -> None:
     """As MLflow 3's own server takes it; here there was nothing at that place."""
@@ -111,7 +111,7 @@ def test_a_model_that_a_run_logged_is_registered_by_its_name_in_the_run_and_down
     assert (Path(folder) / "MLmodel").is_file()
 
 
-def test_what_the_asset_graph_registered_is_downloaded_by_an_mlflow_client(server: ServerProcess, tmp_path: Path) -> None:
+def test_model_registered_by_the_asset_graph_is_downloaded_by_mlflow_client(server: ServerProcess, tmp_path: Path) -> None:
     store, database = Store(server.settings.store, server.settings.storage.variables), Database(server.settings.database_url)
     folder = tmp_path / "adapter"
     (folder / "deep").mkdir(parents=True)
@@ -133,7 +133,7 @@ def test_what_the_asset_graph_registered_is_downloaded_by_an_mlflow_client(serve
 
 
 @pytest.mark.requirement("O4")
-def test_a_name_has_one_version_in_production(client: MlflowClient, run_id: str, name: str) -> None:
+def test_transition_to_production_archives_the_previous_version(client: MlflowClient, run_id: str, name: str) -> None:
     source = f"runs:/{run_id}/model"
     for _ in range(3):
         client.create_model_version(name, source, run_id)
@@ -153,7 +153,7 @@ def test_a_name_has_one_version_in_production(client: MlflowClient, run_id: str,
     assert error.error_code == "INVALID_PARAMETER_VALUE" and "cannot archive existing model versions" in error.message
 
 
-def test_a_number_is_given_out_once(client: MlflowClient, run_id: str, name: str) -> None:
+def test_version_numbers_are_never_reused(client: MlflowClient, run_id: str, name: str) -> None:
     def create() -> str:
         return str(client.create_model_version(name, f"runs:/{run_id}/model", run_id).version)
 
@@ -172,7 +172,7 @@ def test_a_number_is_given_out_once(client: MlflowClient, run_id: str, name: str
     assert create() == "5"
 
 
-def test_a_rename_takes_everything_along(client: MlflowClient, run_id: str, name: str) -> None:
+def test_rename_keeps_versions_aliases_and_tags(client: MlflowClient, run_id: str, name: str) -> None:
     client.create_model_version(name, f"runs:/{run_id}/model", run_id, tags={"a": "b"}, description="d")
     client.set_registered_model_alias(name, "best", "1")
     client.set_registered_model_tag(name, "team", "risk")
@@ -232,7 +232,7 @@ def test_models_are_found_page_by_page(shelf: MlflowClient, filter: str, found: 
     assert names == [f"Shelf{number:02}" for number in found]
 
 
-def test_a_prompt_is_found_only_by_who_asks(shelf: MlflowClient) -> None:
+def test_prompts_are_found_only_when_the_filter_asks_for_them(shelf: MlflowClient) -> None:
     asked = shelf.search_registered_models("tags.`mlflow.prompt.is_prompt` = 'true' AND name LIKE 'Shelf%'")
     assert [model.name for model in asked] == ["ShelfPrompt"]
 
@@ -266,7 +266,7 @@ def test_versions_are_found_page_by_page(
     assert versions == found
 
 
-def test_prompts_are_versions_too(server: ServerProcess) -> None:
+def test_prompts_are_registered_loaded_and_searched_as_versions(server: ServerProcess) -> None:
     mlflow.set_tracking_uri(server.url)
     mlflow.genai.register_prompt("greeting", "Hello {{name}}", commit_message="first")
     mlflow.genai.register_prompt("greeting", "Good day {{name}}")

@@ -42,13 +42,13 @@ ABSENT = "There is nothing at that place"
 
 
 @pytest.mark.parametrize("source", ["mlflow-artifacts:/0/RUN/artifacts/model", "runs:/RUN/model", "runs:/RUN"])
-def test_a_run_s_files_need_the_run(registry: TestClient, run_id: str, source: str) -> None:
+def test_source_in_a_run_requires_its_run_id(registry: TestClient, run_id: str, source: str) -> None:
     assert NOT_CONTAINED in check_refused(create(registry, source.replace("RUN", run_id)))
     answer = create(registry, source.replace("RUN", run_id), run_id=run_id)
     assert answer.status_code == 200, answer.text
 
 
-def test_a_run_of_another_tracking_server_is_a_name_and_nothing_more(registry: TestClient) -> None:
+def test_run_of_another_tracking_server_is_accepted_as_source_unresolved(registry: TestClient) -> None:
     assert create(registry, "runs:/elsewhere/model", run_id="elsewhere").status_code == 200
     uri = registry.get(f"{VERSIONS}/get-download-uri", params={"name": "m", "version": "1"}).json()["artifact_uri"]
     assert uri == "runs:/elsewhere/model"
@@ -72,7 +72,7 @@ def test_a_source_in_the_store_is_served_by_the_proxy(registry: TestClient, sett
     assert registry.get(f"{proxy}/models/m/1/weights.bin").content == b"w"
 
 
-def test_a_version_of_a_version_keeps_run_and_model(registry: TestClient, run_id: str) -> None:
+def test_version_copied_from_a_version_keeps_run_and_model(registry: TestClient, run_id: str) -> None:
     create(registry, f"runs:/{run_id}/model", run_id=run_id)
     for source in ("models:/m/1", "models:/m/latest", "models:/m/None"):
         made = create(registry, source).json()["model_version"]
@@ -84,7 +84,7 @@ def test_a_version_of_a_version_keeps_run_and_model(registry: TestClient, run_id
     assert uri == f"runs:/{run_id}/model"
 
 
-def test_a_logged_model_s_version_remembers_it(registry: TestClient, run_id: str) -> None:
+def test_version_of_a_logged_model_keeps_model_id_and_run_id(registry: TestClient, run_id: str) -> None:
     body = {"experiment_id": "0", "name": "net", "source_run_id": run_id}
     model_id = registry.post("/api/2.0/mlflow/logged-models", json=body).json()["model"]["info"]["model_id"]
     made = create(registry, f"models:/{model_id}", model_id=model_id).json()["model_version"]
@@ -98,7 +98,7 @@ def test_a_logged_model_s_version_remembers_it(registry: TestClient, run_id: str
     assert NOT_CONTAINED in check_refused(create(registry, "models:/m-other", model_id="m-other"))
 
 
-def test_a_name_in_a_run_may_be_that_of_a_model_that_it_logged(registry: TestClient, run_id: str) -> None:
+def test_source_path_in_a_run_resolves_to_the_logged_model_of_that_name(registry: TestClient, run_id: str) -> None:
     """MLflow 3 keeps the files of `log_model(name="net")` by themselves, and not in the run."""
     body = {"experiment_id": "0", "name": "net", "source_run_id": run_id}
 
@@ -153,7 +153,7 @@ def test_unset_fields_are_left_out(registry: TestClient, run_id: str) -> None:
     }
 
 
-def test_models_and_prompts_share_their_names_and_a_refusal_says_which_is_there(registry: TestClient) -> None:
+def test_duplicate_name_refusal_says_whether_a_model_or_a_prompt_has_it(registry: TestClient) -> None:
     prompt = {"tags": [{"key": "mlflow.prompt.is_prompt", "value": "true"}]}
     assert registry.post(f"{MODELS}/create", json={"name": "p", **prompt}).status_code == 200
     for body, message in (
@@ -172,7 +172,7 @@ def test_models_and_prompts_share_their_names_and_a_refusal_says_which_is_there(
         assert message in refusal, body
 
 
-def test_a_prompt_has_no_files(registry: TestClient) -> None:
+def test_prompt_with_file_source_is_refused(registry: TestClient) -> None:
     prompt = {"tags": [{"key": "mlflow.prompt.is_prompt", "value": "true"}]}
     message = check_refused(create(registry, "s3://b/x", **prompt))
     assert "Invalid model version source" in message and "Invalid prompt source" in message
@@ -186,7 +186,7 @@ def test_a_prompt_has_no_files(registry: TestClient) -> None:
     ("asked", "found"),
     [("run_id != 'x'", 1), ("run_id NOT IN ('x')", 1), ("run_id = ''", 1), ("run_id LIKE '%'", 1), ("run_id = 'x'", 0)],
 )
-def test_a_version_that_no_run_made_has_an_empty_one(registry: TestClient, asked: str, found: int) -> None:
+def test_version_without_run_has_an_empty_run_id(registry: TestClient, asked: str, found: int) -> None:
     assert create(registry, "dummy-source", tags=[{"key": "mlflow.prompt.is_prompt", "value": "true"}]).status_code == 200
     search = registry.get(f"{VERSIONS}/search", params={"filter": f"{asked} AND tags.`mlflow.prompt.is_prompt` = 'true'"})
     assert [version["run_id"] for version in search.json().get("model_versions", [])] == [""] * found
@@ -236,7 +236,7 @@ REFUSALS: list[tuple[str, str, dict[str, Any], str]] = [
 ]
 
 
-def test_a_refusal_says_what_is_wrong(registry: TestClient) -> None:
+def test_invalid_request_is_refused_with_mlflows_message(registry: TestClient) -> None:
     for method, path, body, message in REFUSALS:
         sent: dict[str, Any] = {"params": body} if method == "GET" else {"json": body}
         assert message in check_refused(registry.request(method, f"/api/2.0/mlflow/{path}", **sent)), (path, body)
@@ -265,7 +265,7 @@ MISSING: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
-def test_what_is_not_there_is_404(registry: TestClient) -> None:
+def test_missing_model_or_version_answers_404(registry: TestClient) -> None:
     for method, path, body in MISSING:
         sent: dict[str, Any] = {"params": body} if method == "GET" else {"json": body}
         answer = registry.request(method, f"/api/2.0/mlflow/{path}", **sent)

@@ -45,7 +45,7 @@ log_model(name="echo", python_model=Echo(), pip_requirements=["mlflow"])
 
 
 @pytest.mark.requirement("F1", "F2", "F8")
-def test_all_of_mlflow_s_api_is_served_or_refused_as_not_here(http: TestClient) -> None:
+def test_every_mlflow_endpoint_is_served_or_refused_as_unsupported(http: TestClient) -> None:
     """Whatever the next release brings is found here."""
     unknown: list[str] = []
     refused = 0
@@ -73,7 +73,7 @@ def test_all_of_mlflow_s_api_is_served_or_refused_as_not_here(http: TestClient) 
         ("/api/3.0/mlflow/skills/greeting/versions", "skills"),
     ],
 )
-def test_what_is_not_here_is_named(http: TestClient, path: str, what: str) -> None:
+def test_unsupported_endpoint_answers_501_naming_the_feature(http: TestClient, path: str, what: str) -> None:
     answer = http.post(path, content=b"\xff no JSON")
     assert (answer.status_code, answer.json()["error_code"]) == (501, "NOT_IMPLEMENTED")
     served = "of MLflow it has experiments, runs, models and their files"
@@ -102,7 +102,7 @@ def test_no_webhook_makes_the_server_call_an_address(server: ServerProcess, wher
             inside.accept()
 
 
-def test_a_script_that_traces_keeps_running_and_is_told_why(server: ServerProcess, tmp_path: Path) -> None:
+def test_tracing_script_keeps_running_and_logs_why_traces_are_refused(server: ServerProcess, tmp_path: Path) -> None:
     environ = {**os.environ, "MLFLOW_TRACKING_URI": server.url}
     del environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"]  # as a user has it
     done = subprocess.run(
@@ -124,7 +124,9 @@ def test_a_script_that_traces_keeps_running_and_is_told_why(server: ServerProces
     assert refusal.value.error_code == "NOT_IMPLEMENTED"
 
 
-def test_whoever_heeds_the_advice_is_told_no_more_and_logs_models_still(server: ServerProcess, tmp_path: Path) -> None:
+def test_disabling_traces_as_advised_silences_warnings_and_keeps_model_logging(
+    server: ServerProcess, tmp_path: Path
+) -> None:
     """The advice was `mlflow.tracing.disable()` once, after which `log_model` of MLflow's client 3.17 never came back."""
     told = httpx.post(f"{server.url}/api/3.0/mlflow/traces").json()["message"]
     advised = re.search(r"([A-Z_]+)=(\S+) in its environment", told)

@@ -39,7 +39,7 @@ def new_run(http: TestClient) -> str:
     ],
     ids=lambda body: body[:60],
 )
-def test_a_bad_body_is_the_clients_fault(http: TestClient, body: str) -> None:
+def test_invalid_body_answers_400_and_stores_nothing(http: TestClient, body: str) -> None:
     run_id = new_run(http)
     answer = http.post(f"{RUNS}/log-metric", content=body.replace("RUN", run_id), headers=JSON)
     assert (answer.status_code, answer.json()["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
@@ -155,7 +155,7 @@ def test_a_refusal_names_the_parameter(http: TestClient, path: str, body: dict[s
         ),
     ],
 )
-def test_a_param_that_would_change_is_told_in_the_words_of_its_call(
+def test_changing_a_param_is_refused_with_mlflows_message_for_that_call(
     http: TestClient, path: str, body: dict[str, Any], message: str
 ) -> None:
     """MLflow's `log_param` and `log_params` differ also where there is one param."""
@@ -174,7 +174,7 @@ def test_a_param_that_would_change_is_told_in_the_words_of_its_call(
         ("log-batch", {"tags": [{"key": "mlflow.runName", "value": ""}, {"key": "other", "value": ""}]}),
     ],
 )
-def test_no_run_loses_its_name(http: TestClient, path: str, body: dict[str, Any]) -> None:
+def test_run_name_is_kept_when_an_update_sends_an_empty_one(http: TestClient, path: str, body: dict[str, Any]) -> None:
     made = http.post(f"{RUNS}/create", json={"experiment_id": "0", "run_name": "first"}).json()["run"]["info"]
     assert http.post(f"{RUNS}/{path}", json={"run_id": made["run_id"], **body}).status_code == 200
     run = http.get(f"{RUNS}/get", params={"run_id": made["run_id"]}).json()["run"]
@@ -196,7 +196,7 @@ def test_a_field_may_be_named_in_double_quotes(http: TestClient) -> None:
         assert (answer.status_code, answer.json()["error_code"]) == (400, "INVALID_PARAMETER_VALUE"), text
 
 
-def test_a_run_s_times_are_what_the_client_says(http: TestClient) -> None:
+def test_run_times_are_stored_as_sent_by_the_client(http: TestClient) -> None:
     """Also before 1970, and an end of a run that goes on: MLflow keeps both."""
     made = http.post(f"{RUNS}/create", json={"experiment_id": "0", "start_time": -5}).json()["run"]["info"]
     for status, end in (("SCHEDULED", 70), ("RUNNING", -70), ("FINISHED", 7)):
@@ -212,13 +212,13 @@ def test_a_run_s_times_are_what_the_client_says(http: TestClient) -> None:
     assert zero["end_time"] == 0
 
 
-def test_a_body_that_is_not_json_is_told_so(http: TestClient) -> None:
+def test_body_without_json_content_type_is_refused(http: TestClient) -> None:
     answer = http.post(f"{RUNS}/create", content='{"experiment_id": "0"}', headers={"Content-Type": "text/plain"})
     assert (answer.status_code, answer.json()["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
     assert answer.json()["message"].startswith("Bad Request. Content-Type must be application/json")
 
 
-def test_a_body_that_was_encoded_twice_or_marked_means_the_same(http: TestClient) -> None:
+def test_double_encoded_json_and_byte_order_mark_are_accepted(http: TestClient) -> None:
     """As MLflow's server takes it, from old clients."""
     twice = json.dumps(json.dumps({"experiment_id": "0", "run_name": "twice"}))
     headers = {"Content-Type": "application/json"}
@@ -234,7 +234,7 @@ def test_a_body_that_was_encoded_twice_or_marked_means_the_same(http: TestClient
         assert http.post(f"{RUNS}/create", content=nonsense, headers=headers).status_code == 400
 
 
-def test_what_does_not_exist_is_404_with_the_code_that_clients_branch_on(http: TestClient) -> None:
+def test_missing_objects_and_endpoints_answer_404_with_mlflows_error_code(http: TestClient) -> None:
     for path in ("experiments/get?experiment_id=99999999999999999999", "experiments/get?experiment_id=7"):
         assert http.get(f"/api/2.0/mlflow/{path}").status_code in (400, 404)
     negative = http.get("/api/2.0/mlflow/experiments/get", params={"experiment_id": "-1"})
@@ -256,7 +256,7 @@ def test_what_does_not_exist_is_404_with_the_code_that_clients_branch_on(http: T
         "/ajax-api/2.0/mlflow/artifacts/get",
     ],
 )
-def test_a_query_names_its_run_by_either_word_and_misses_it_first(http: TestClient, path: str) -> None:
+def test_query_accepts_run_id_or_run_uuid_and_refuses_neither(http: TestClient, path: str) -> None:
     missed = http.get(path)
     assert (missed.status_code, missed.json()["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
     assert missed.json()["message"].startswith("Missing value for required parameter 'run_id'.")
@@ -280,7 +280,7 @@ def test_an_error_of_the_database_shows_no_sql_and_no_path(breakable: TestClient
     ("path", "body"),
     [(f"{RUNS}/create", {"experiment_id": "0"}), ("/v1/runs", {"experiment_id": "0", "name": "n", "params": {"a": 1}})],
 )
-def test_a_run_whose_making_cannot_be_answered_is_not_made(breakable: TestClient, path: str, body: dict[str, Any]) -> None:
+def test_failed_run_creation_leaves_no_run(breakable: TestClient, path: str, body: dict[str, Any]) -> None:
     with breakable.app.state.database.write() as connection:  # type: ignore[attr-defined]
         connection.exec_driver_sql("ALTER TABLE run_models RENAME TO gone")
     assert breakable.post(path, json=body).status_code == 503
@@ -291,13 +291,13 @@ def test_a_run_whose_making_cannot_be_answered_is_not_made(breakable: TestClient
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-def test_the_page_of_runs_is_told_that_there_is_no_gateway(http: TestClient, method: str) -> None:
+def test_gateway_proxy_answers_with_no_endpoints(http: TestClient, method: str) -> None:
     path, body = "/ajax-api/2.0/mlflow/gateway-proxy", {"gateway_path": "api/2.0/endpoints/"}
     answer = http.request(method, path, json=body, headers={"Origin": "http://127.0.0.1"})
     assert (answer.status_code, answer.json()) == (200, {"endpoints": []})
 
 
-def test_a_tag_is_no_update_of_its_experiment(http: TestClient) -> None:
+def test_experiment_tags_do_not_change_its_last_update_time(http: TestClient) -> None:
     path = "/api/2.0/mlflow/experiments"
     number = http.post(f"{path}/create", json={"name": "tagged"}).json()["experiment_id"]
     made = http.get(f"{path}/get", params={"experiment_id": number}).json()["experiment"]
@@ -310,7 +310,7 @@ def test_a_tag_is_no_update_of_its_experiment(http: TestClient) -> None:
         }
 
 
-def test_an_unexpected_error_says_nothing_about_the_server(http: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_error_reveals_no_internals(http: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise ValueError("secret in /srv/hanzo")
 
@@ -321,7 +321,7 @@ def test_an_unexpected_error_says_nothing_about_the_server(http: TestClient, mon
 
 
 @pytest.mark.parametrize("header", [{"Host": "evil.example"}, {"Host": "127.0.0.1.evil.example:8057"}, {"Host": ""}])
-def test_a_name_that_is_not_loopback_is_refused(http: TestClient, header: dict[str, str]) -> None:
+def test_host_header_other_than_loopback_is_refused(http: TestClient, header: dict[str, str]) -> None:
     answer = http.get("/version", headers=header)
     assert (answer.status_code, answer.json()["error_code"]) == (403, "PERMISSION_DENIED")
 
@@ -332,7 +332,7 @@ def test_a_page_of_another_origin_is_refused(http: TestClient) -> None:
     assert http.get("/health", headers={"Origin": "null"}).status_code == 403
 
 
-def test_an_error_is_one_line_whatever_it_quotes(http: TestClient) -> None:
+def test_error_message_is_one_line_when_it_quotes_line_breaks(http: TestClient) -> None:
     refused = http.get(f"{RUNS}/get", params={"run_id": "a\nb\u2028c"}).json()
     assert refused["message"] == "Run with id=a\\nb\\u2028c not found"
 
@@ -361,7 +361,7 @@ def test_an_enum_may_be_its_number_as_in_protobuf(http: TestClient) -> None:
     assert http.post("/api/2.0/mlflow/experiments/search", json={"view_type": 4}).status_code == 400
 
 
-def test_a_list_of_one_may_end_with_a_comma_as_pythons_tuples_do(http: TestClient) -> None:
+def test_filter_list_of_one_may_end_with_a_comma(http: TestClient) -> None:
     run_id = new_run(http)
     for text, count in ((f"run_id IN {(run_id,)}", 1), ("run_id IN ('x',)", 0)):
         assert len(http.post(f"{RUNS}/search", json={"experiment_ids": ["0"], "filter": text}).json()["runs"]) == count
@@ -389,13 +389,13 @@ def test_a_list_of_one_may_end_with_a_comma_as_pythons_tuples_do(http: TestClien
         ("http://[x", "not a URI"),
     ],
 )
-def test_an_artifact_location_is_a_plain_address(http: TestClient, location: str, message: str) -> None:
+def test_unsupported_artifact_location_is_refused(http: TestClient, location: str, message: str) -> None:
     answer = http.post("/api/2.0/mlflow/experiments/create", json={"name": "n", "artifact_location": location})
     assert answer.status_code == 400 and message in answer.json()["message"]
 
 
 @pytest.mark.parametrize("climb", ["..", "./../", "a/../b", "/etc"])
-def test_a_path_that_climbs_is_refused_before_its_owner_is_looked_for(http: TestClient, climb: str) -> None:
+def test_path_traversal_is_refused_before_the_owner_is_looked_up(http: TestClient, climb: str) -> None:
     elsewhere = {"name": "n", "artifact_location": "s3://b/x"}
     number = http.post("/api/2.0/mlflow/experiments/create", json=elsewhere).json()["experiment_id"]
     run_id = http.post(f"{RUNS}/create", json={"experiment_id": number}).json()["run"]["info"]["run_id"]
@@ -414,12 +414,12 @@ def test_a_path_that_climbs_is_refused_before_its_owner_is_looked_for(http: Test
 
 
 @pytest.mark.parametrize("path", ["/health", "/version"])
-def test_health_is_asked_for_with_head_too(http: TestClient, path: str) -> None:
+def test_health_answers_head_requests(http: TestClient, path: str) -> None:
     assert (http.head(path).status_code, http.head(path).content) == (200, b"")
 
 
 @pytest.mark.parametrize("path", ["/", "/static-files/index.html"])
-def test_so_is_the_page(http: TestClient, path: str) -> None:
+def test_web_page_answers_head_requests(http: TestClient, path: str) -> None:
     asked, got = http.head(path), http.get(path)
     assert (asked.status_code, asked.content) == (got.status_code, b"")
     assert asked.headers["content-length"] == got.headers["content-length"]
@@ -434,7 +434,7 @@ def test_so_is_the_page(http: TestClient, path: str) -> None:
         ("/health", "GET, HEAD"),
     ],
 )
-def test_who_takes_the_wrong_method_is_told_the_right_ones(http: TestClient, path: str, methods: str) -> None:
+def test_wrong_method_answers_405_with_allow_header(http: TestClient, path: str, methods: str) -> None:
     answer = http.put(path)
     assert (answer.status_code, answer.json()["error_code"]) == (405, "ENDPOINT_NOT_FOUND")
     assert answer.headers["allow"] == methods
@@ -460,7 +460,7 @@ def test_a_tracking_uri_may_end_with_a_slash(http: TestClient, slashes: str) -> 
         ("artifacts/list", {"run_id": "RUN", "path": "a folder"}),
     ],
 )
-def test_a_question_may_stand_in_the_body_of_a_get(http: TestClient, path: str, asked: dict[str, Any]) -> None:
+def test_get_parameters_may_be_sent_as_a_json_body(http: TestClient, path: str, asked: dict[str, Any]) -> None:
     run_id = new_run(http)
     http.post(f"{RUNS}/log-metric", json={"run_id": run_id, "key": "k", "value": 1, "timestamp": 1})
     asked = {name: run_id if value == "RUN" else value for name, value in asked.items()}
@@ -488,7 +488,9 @@ def test_a_question_may_stand_in_the_body_of_a_get(http: TestClient, path: str, 
         ({"metric_key": "k"}, 400, 0),
     ],
 )
-def test_a_history_that_is_not_there_is_empty(http: TestClient, asked: dict[str, str], status: int, points: int) -> None:
+def test_metric_history_of_unknown_run_or_metric_is_empty(
+    http: TestClient, asked: dict[str, str], status: int, points: int
+) -> None:
     run_id = new_run(http)
     for step in range(2):
         http.post(f"{RUNS}/log-metric", json={"run_id": run_id, "key": "k", "value": 1, "timestamp": 1, "step": step})
@@ -497,7 +499,7 @@ def test_a_history_that_is_not_there_is_empty(http: TestClient, asked: dict[str,
     assert (answer.status_code, len(answer.json().get("metrics", []))) == (status, points)
 
 
-def test_a_history_of_a_run_that_went_back_is_in_the_order_of_time(http: TestClient) -> None:
+def test_metric_history_is_ordered_by_time_when_steps_go_backwards(http: TestClient) -> None:
     """As a whole, and not page by page of what is read at once."""
     run_id = new_run(http)
     for start in range(0, 7000, 1000):
@@ -521,7 +523,7 @@ def test_a_history_that_is_longer_than_a_page_is_sent_whole(
 
 
 @pytest.mark.parametrize(("pattern", "found"), [("%" * 200 + "x", 0), ("%" * 200 + "G", 1), ("R%%_", 1)])
-def test_stars_in_a_row_are_one(http: TestClient, pattern: str, found: int) -> None:
+def test_consecutive_wildcards_in_a_like_pattern_are_collapsed(http: TestClient, pattern: str, found: int) -> None:
     """Of the status of a run, which is compared in Python: 200 of them had kept the server busy for longer than it lives."""
     new_run(http)
     asked = {"experiment_ids": ["0"], "filter": f"status LIKE '{pattern}'"}

@@ -84,7 +84,7 @@ def test_registered_models_and_their_versions_are_shown(server: ServerProcess, r
     page(f"{server.url}/#/models/lighthouse/versions/1", "Version 1", "lantern-0")
 
 
-def test_the_page_may_run_no_script_of_others_and_be_framed_by_nobody(server: ServerProcess) -> None:
+def test_page_forbids_foreign_scripts_and_framing(server: ServerProcess) -> None:
     headers = httpx.get(server.url).headers
     policy = headers["content-security-policy"]
     assert headers["x-frame-options"] == "SAMEORIGIN", "as MLflow's answers: the policy is stricter, and comes first"
@@ -92,7 +92,7 @@ def test_the_page_may_run_no_script_of_others_and_be_framed_by_nobody(server: Se
 
 
 @pytest.mark.parametrize("path", ["../../../handlers.py", "%2e%2e/%2e%2e/handlers.py", "/etc/passwd", "static", "nothing"])
-def test_no_static_file_leads_out_of_the_build(server: ServerProcess, path: str) -> None:
+def test_static_file_path_traversal_is_not_found(server: ServerProcess, path: str) -> None:
     assert httpx.get(f"{server.url}/static-files/{path}").status_code == 404
 
 
@@ -136,7 +136,7 @@ def test_graphql_answers_with_a_sampled_history(server: ServerProcess, runs: lis
         assert len(steps) == 5 and steps[0] == 10 and steps[-1] == 19
 
 
-def test_graphql_names_what_is_missing_and_refuses_what_it_is_not(server: ServerProcess) -> None:
+def test_graphql_names_the_missing_run_and_refuses_invalid_documents(server: ServerProcess) -> None:
     missing = ask(server, GET_RUN, data={"runId": "nobody"}).json()
     assert missing == {"data": {"mlflowGetRun": None}, "errors": ["Run with id=nobody not found"]}
     assert ask(server, "query {").status_code == 400
@@ -172,12 +172,12 @@ def aliased(first: str, count: int) -> str:
         ("query { ...A } fragment A on Query { mlflowGetRun { ...A } }", "maximum depth of 10"),
     ],
 )
-def test_a_document_that_asks_for_too_much_is_not_answered(document: str, refusal: str | None) -> None:
+def test_graphql_document_above_its_limits_is_refused(document: str, refusal: str | None) -> None:
     found = exceeded_limit(parse(document))
     assert (found is None) if refusal is None else refusal in str(found)
 
 
-def test_who_asks_for_too_much_is_told_in_graphql_s_own_way(server: ServerProcess) -> None:
+def test_graphql_limit_refusal_is_a_graphql_error_with_status_200(server: ServerProcess) -> None:
     refused = ask(
         server, "query { " + " ".join(f"a{i}: mlflowGetRun {{ run {{ info {{ runId }} }} }}" for i in range(11)) + "}"
     )
@@ -185,7 +185,7 @@ def test_who_asks_for_too_much_is_told_in_graphql_s_own_way(server: ServerProces
     assert "at most 10 root fields" in refused.json()["errors"][0]
 
 
-def test_the_schema_has_all_that_mlflow_s_has() -> None:
+def test_graphql_schema_is_compatible_with_mlflows() -> None:
     assert find_breaking_changes(build_schema(str(mlflow_schema)), schema()) == []
 
 
@@ -193,7 +193,7 @@ SEARCH = """mutation M($given: MlflowSearchRunsInput) @component(name: "MLflow")
   mlflowSearchRuns(input: $given) { runs { info { runId lifecycleStage status } } nextPageToken } }"""
 
 
-def test_graphql_finds_deleted_runs_for_who_asks_for_them(server: ServerProcess) -> None:
+def test_graphql_search_filters_runs_by_view_type(server: ServerProcess) -> None:
     client = MlflowClient(server.url)
     experiment = client.create_experiment("low tide")
     kept, gone = (client.create_run(experiment).info.run_id for _ in range(2))
@@ -211,7 +211,7 @@ def test_graphql_finds_deleted_runs_for_who_asks_for_them(server: ServerProcess)
 
 
 @pytest.mark.parametrize("asked", [0, -1, -3])
-def test_graphql_gives_no_page_of_less_than_one(server: ServerProcess, runs: list[str], experiment: str, asked: int) -> None:
+def test_graphql_page_size_below_one_is_refused(server: ServerProcess, runs: list[str], experiment: str, asked: int) -> None:
     answers = (
         ask(server, SEARCH, given={"experimentIds": [experiment], "maxResults": asked}).json(),
         ask(server, HISTORY, data={"runIds": runs, "metricKey": "train/loss", "maxResults": asked}).json(),
@@ -244,7 +244,7 @@ def test_graphql_finds_model_versions(server: ServerProcess, runs: list[str]) ->
     assert rest["data"]["mlflowSearchModelVersions"]["modelVersions"][0]["version"] == "1"
 
 
-def test_graphql_echoes_and_is_asked_by_get_too(server: ServerProcess) -> None:
+def test_graphql_test_query_and_mutation_echo_their_input_by_post_and_get(server: ServerProcess) -> None:
     for document, name in (('{ test(inputString: "ahoy") { output } }', "test"), (ECHO, "testMutation")):
         assert ask(server, document).json() == {"data": {name: {"output": "ahoy"}}, "errors": None}
     asked = httpx.request("GET", f"{server.url}/graphql", json={"query": '{ test(inputString: "ahoy") { output } }'})
@@ -259,7 +259,7 @@ ECHO = 'mutation M @component(name: "MLflow") { testMutation(inputString: "ahoy"
     ("table", "said"),
     [("params", "The metadata database is unavailable: try again later"), ("event", "Unexpected error in the server")],
 )
-def test_graphql_tells_no_more_of_a_fault_than_rest(
+def test_graphql_error_reveals_no_internals(
     breakable: TestClient, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, table: str, said: str
 ) -> None:
     made = breakable.post("/api/2.0/mlflow/runs/create", json={"experiment_id": "0"}).json()["run"]["info"]["run_id"]
@@ -281,7 +281,7 @@ def test_a_link_of_the_page_downloads_the_file(server: ServerProcess, runs: list
     assert "attachment" in answer.headers["content-disposition"]
 
 
-def test_our_own_script_in_the_page_asks_nobody_anything() -> None:
+def test_first_visit_script_sends_no_requests() -> None:
     script = (Path(__file__).parents[4] / "api" / "routes" / "ui" / "first_visit.js").read_text()
     assert "fetch(" not in script and "http" not in script
 
@@ -307,7 +307,7 @@ def test_graphql_lists_files_and_finds_runs_and_datasets(server: ServerProcess, 
     assert "at least one experiment_id" in refused["errors"][0]
 
 
-def test_a_link_of_a_version_downloads_its_file_wherever_it_lies(server: ServerProcess, runs: list[str]) -> None:
+def test_version_artifact_link_downloads_the_file_for_every_source_kind(server: ServerProcess, runs: list[str]) -> None:
     client = MlflowClient(server.url)
     client.create_registered_model("tide-table")
     places = (

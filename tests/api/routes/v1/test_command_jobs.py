@@ -40,7 +40,7 @@ def submitted(http: TestClient, **keys: Any) -> dict[str, Any]:
     return dict(answer.json())
 
 
-def test_the_specification_s_job_file_is_taken_as_it_is(http: TestClient) -> None:
+def test_specified_job_file_is_accepted_unchanged(http: TestClient) -> None:
     """Also before its dataset is there: it may be made while the job waits."""
     document = yaml.safe_load(SPECIFICATION)
     answer = http.post("/v1/jobs", json=document)
@@ -58,7 +58,7 @@ def test_the_specification_s_job_file_is_taken_as_it_is(http: TestClient) -> Non
     assert experiment["name"] == "zen-72b-finance"
 
 
-def test_pods_of_a_command_and_of_a_recipe_are_kept_as_they_were_given(http: TestClient) -> None:
+def test_pod_settings_of_a_job_are_stored_as_given(http: TestClient) -> None:
     pod = {"image_pull_secrets": ["registry"], "node_selector": {"zone": "a"}}
     job = submitted(http, pod=pod)
     assert job["config"]["pod"].items() >= pod.items()
@@ -69,7 +69,7 @@ def test_pods_of_a_command_and_of_a_recipe_are_kept_as_they_were_given(http: Tes
 
 
 @pytest.mark.requirement("G1", "G6")
-def test_it_is_listed_by_status_and_cancelled_with_its_run(http: TestClient) -> None:
+def test_command_job_is_listed_by_status_and_cancelled_with_its_run(http: TestClient) -> None:
     job = submitted(http)
     assert [found["id"] for found in http.get("/v1/jobs", params={"status": "queued"}).json()["jobs"]] == [job["id"]]
     assert http.post(f"/v1/jobs/{job['id']}/cancel").json()["status"] == "cancelled"
@@ -98,12 +98,12 @@ def test_jobs_are_listed_in_pages_and_the_command_line_follows_them(
     assert json.loads(capsys.readouterr().out) == paged and len(paged) >= 3
 
 
-def test_without_an_experiment_the_job_s_name_is_one(http: TestClient) -> None:
+def test_experiment_defaults_to_the_job_name(http: TestClient) -> None:
     run = http.get(f"/v1/runs/{submitted(http, name='doors')['id']}").json()
     assert http.get(f"/v1/experiments/{run['experiment_id']}").json()["name"] == "doors"
 
 
-def test_its_files_are_an_artifact_and_not_in_the_job(http: TestClient, settings: Settings) -> None:
+def test_source_files_are_stored_as_an_artifact_outside_the_job_config(http: TestClient, settings: Settings) -> None:
     files = {"train.py": "print('ü')\n", "parts/words.py": "HELLO = 1\n"}
     job = submitted(http, files=files)
     assert "files" not in job["config"]
@@ -114,7 +114,7 @@ def test_its_files_are_an_artifact_and_not_in_the_job(http: TestClient, settings
     assert found is not None and found.digest == code["digest"]
 
 
-def test_the_log_of_one_that_runs_is_found(http: TestClient, settings: Settings) -> None:
+def test_log_of_a_running_command_is_shown(http: TestClient, settings: Settings) -> None:
     job = submitted(http)
     folder = settings.home / "jobs" / job["id"] / "command"
     folder.mkdir(parents=True)
@@ -131,7 +131,7 @@ def test_the_log_of_one_that_runs_is_found(http: TestClient, settings: Settings)
 
 
 @pytest.mark.requirement("G1")
-def test_of_a_log_all_is_told_whatever_is_printed(
+def test_log_is_streamed_completely_with_unusual_line_separators(
     server: ServerProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What came behind a form feed or a separator of Unicode was left out, and a last line that had not ended."""
@@ -154,7 +154,7 @@ def test_of_a_log_all_is_told_whatever_is_printed(
     assert capsys.readouterr().out == "".join(f"{line}\n" for line in seen)
 
 
-def test_no_line_of_a_log_and_no_name_of_a_job_takes_the_terminal(
+def test_terminal_control_sequences_in_logs_and_job_names_are_escaped(
     server: ServerProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One gave its window another title, erased what it showed, and wrote to the clipboard."""
@@ -173,7 +173,7 @@ def test_no_line_of_a_log_and_no_name_of_a_job_takes_the_terminal(
     assert "mine^[[2J^[]0;theirs^G" in capsys.readouterr().out
 
 
-def test_a_progress_bar_is_told_as_it_grows(tmp_path: Path) -> None:
+def test_progress_bar_updates_are_streamed_as_lines(tmp_path: Path) -> None:
     """It ends its line once, when all is done: who followed an epoch of hours saw nothing of it."""
     compute, job, told = LocalCompute(tmp_path), JobRef("job-1", Program.COMMAND), b""
     compute.folder(job).mkdir(parents=True)
@@ -186,7 +186,7 @@ def test_a_progress_bar_is_told_as_it_grows(tmp_path: Path) -> None:
     assert told.splitlines() == [b"begin", b"", b" 3%|#", b" 6%|##", b" 9%|###"]
 
 
-def test_who_follow_jobs_that_say_nothing_hold_up_nobody(server: ServerProcess) -> None:
+def test_followers_of_silent_jobs_do_not_block_other_requests(server: ServerProcess) -> None:
     """Each of them had one of the server's forty threads, and kept it when he was gone."""
     job = httpx.post(f"{server.url}/v1/jobs", json={"name": "quiet", "command": ["true"]}).json()
     with ExitStack() as followers, httpx.Client(base_url=server.url, limits=httpx.Limits(max_connections=None)) as client:
@@ -197,7 +197,7 @@ def test_who_follow_jobs_that_say_nothing_hold_up_nobody(server: ServerProcess) 
     assert httpx.post(f"{server.url}/v1/jobs/{job['id']}/cancel", timeout=60).status_code == 200
 
 
-def test_a_log_that_says_nothing_keeps_its_connection(
+def test_silent_log_stream_sends_keepalive_comments(
     http: TestClient, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a queued job no byte came for minutes, so that proxies closed it."""
@@ -223,7 +223,7 @@ def test_a_log_that_says_nothing_keeps_its_connection(
     assert rest[-2:] == ["data: epoch 1\n\n", "event: end\ndata: cancelled\n\n"]
 
 
-def test_the_values_of_its_variables_are_its_program_s_alone(http: TestClient, settings: Settings) -> None:
+def test_environment_values_are_masked_in_jobs_and_events(http: TestClient, settings: Settings) -> None:
     """Whoever could list the jobs read them, and so did every consumer of the events."""
     env = {"HF_TOKEN": "hf_s3cr3t", "HANZO_ML_EXPERIMENT": "doors"}
     answer = http.post("/v1/jobs", json={"name": "mine", "command": ["true"], "env": env})
@@ -245,14 +245,14 @@ def test_the_values_of_its_variables_are_its_program_s_alone(http: TestClient, s
     database.close()
 
 
-def test_a_job_file_made_of_what_is_told_is_refused(http: TestClient) -> None:
+def test_job_file_containing_the_mask_is_refused(http: TestClient) -> None:
     refused = http.post("/v1/jobs", json={"name": "mine", "command": ["true"], "env": {"HF_TOKEN": MASK}})
     assert refused.status_code == 400 and refused.json()["message"].startswith("env.HF_TOKEN is the mask")
 
 
 @pytest.mark.parametrize("memory", ["512 elephants", "512GB", "", "-1Gi"])
 @pytest.mark.parametrize("by", ["command", "definition"])
-def test_an_amount_of_memory_that_nobody_can_read_is_refused(http: TestClient, memory: str, by: str) -> None:
+def test_unreadable_memory_quantity_is_refused(http: TestClient, memory: str, by: str) -> None:
     asked: dict[str, Any] = {"command": ["true"], "resources": {"memory": memory}}
     if by == "definition":
         asked = {"model": "theirs", "parameters": {"hardware": {"memory": memory}}}
@@ -261,7 +261,7 @@ def test_an_amount_of_memory_that_nobody_can_read_is_refused(http: TestClient, m
     assert f"memory '{memory}' is not a quantity" in answer.json()["message"]
 
 
-def test_it_waits_in_the_queue_of_its_priority(http: TestClient, settings: Settings) -> None:
+def test_command_job_is_counted_in_the_queue_of_its_priority(http: TestClient, settings: Settings) -> None:
     submitted(http, schedule={"priority": "high"})
     database = Database(settings.database_url)
     with database.read() as connection:
@@ -272,7 +272,7 @@ def test_it_waits_in_the_queue_of_its_priority(http: TestClient, settings: Setti
 @pytest.mark.parametrize("key", ["max_duration", "checkpoint_interval"])
 @pytest.mark.parametrize("time", ["0s", "0.0h"])
 @pytest.mark.parametrize("asked", [{"command": ["true"]}, {"model": "theirs"}], ids=["command", "recipe"])
-def test_a_job_is_given_some_time(http: TestClient, asked: dict[str, Any], key: str, time: str) -> None:
+def test_nonpositive_schedule_duration_is_refused(http: TestClient, asked: dict[str, Any], key: str, time: str) -> None:
     """With none it was taken, and each start of it failed."""
     answer = http.post("/v1/jobs", json={"name": "late", **asked, "schedule": {key: time}})
     assert (answer.status_code, answer.json()["message"]) == (
@@ -283,7 +283,7 @@ def test_a_job_is_given_some_time(http: TestClient, asked: dict[str, Any], key: 
 
 @pytest.mark.requirement("A3", "G3")
 @pytest.mark.parametrize("type", ["training", "eval", "conversion", "preprocessing"])
-def test_every_type_of_the_specification_is_taken_with_a_command(http: TestClient, type: str) -> None:
+def test_every_specified_job_type_is_accepted_with_a_command(http: TestClient, type: str) -> None:
     assert submitted(http, type=type)["config"]["type"] == type
 
 
@@ -324,7 +324,7 @@ def test_every_type_of_the_specification_is_taken_with_a_command(http: TestClien
         ({"dataset": "mine"}, ("dataset",)),
     ],
 )
-def test_what_could_not_run_is_refused_in_one_line_that_names_the_key(
+def test_invalid_key_is_refused_in_one_line_naming_it(
     http: TestClient, keys: dict[str, Any], words: tuple[str, ...]
 ) -> None:
     answer = http.post("/v1/jobs", json={"name": "mine", "command": ["python", "train.py"], **keys})
@@ -336,12 +336,12 @@ def test_what_could_not_run_is_refused_in_one_line_that_names_the_key(
 
 
 @pytest.mark.parametrize("type", ["eval", "conversion", "preprocessing"])
-def test_other_types_need_a_command_and_the_refusal_says_so(http: TestClient, type: str) -> None:
+def test_job_types_other_than_training_require_a_command(http: TestClient, type: str) -> None:
     answer = http.post("/v1/jobs", json={"name": "mine", "dataset": "d", "type": type})
     assert (answer.status_code, "needs a `command`" in answer.json()["message"]) == (400, True)
 
 
-def test_a_job_of_the_sandbox_has_a_name_that_a_model_may_have(http: TestClient) -> None:
+def test_job_name_invalid_as_a_model_name_is_refused(http: TestClient) -> None:
     """Its version is registered under it, hours later; that of a definition has the definition's."""
     job = {"name": "mine/1", "recipe": "smollm2-135m-lora"}
     answer = http.post("/v1/jobs", json={**job, "dataset": "d"})
@@ -350,7 +350,7 @@ def test_a_job_of_the_sandbox_has_a_name_that_a_model_may_have(http: TestClient)
 
 
 @pytest.mark.parametrize("body", [None, [], "text", 3])
-def test_what_is_no_job_is_told_what_one_is(http: TestClient, body: Any) -> None:
+def test_body_that_is_no_json_object_is_refused(http: TestClient, body: Any) -> None:
     answer = http.post("/v1/jobs", json=body)
     assert answer.status_code == 400
     assert answer.json()["message"].endswith("the request body a JSON object")
@@ -375,13 +375,13 @@ BODY = '{"name": "theirs", "command": ["touch", "/tmp/theirs"]}'
         ({"Content-Type": "application/json", "Host": "evil.example"}, 403),
     ],
 )
-def test_no_page_in_the_user_s_browser_can_submit_one(http: TestClient, headers: dict[str, str], status: int) -> None:
+def test_browser_page_cannot_submit_a_command_job(http: TestClient, headers: dict[str, str], status: int) -> None:
     answer = http.post("/v1/jobs", content=BODY.encode(), headers=headers)
     assert answer.status_code == status, answer.text
     assert http.get("/v1/jobs").json()["jobs"] == []
 
 
-def test_no_page_is_told_that_it_may_ask(http: TestClient) -> None:
+def test_cors_preflight_is_refused(http: TestClient) -> None:
     asked = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
     answer = http.options("/v1/jobs", headers={**asked, "Access-Control-Request-Headers": "content-type"})
     assert not answer.is_success
@@ -389,15 +389,13 @@ def test_no_page_is_told_that_it_may_ask(http: TestClient) -> None:
 
 
 @pytest.mark.parametrize("parameters", [{"system_prompt": "\0"}, {"hardware": {"gpus": 0, "gpu_type": "\0"}}])
-def test_a_job_with_what_no_database_holds_is_refused(http: TestClient, parameters: dict[str, Any]) -> None:
+def test_job_with_values_no_database_stores_is_refused(http: TestClient, parameters: dict[str, Any]) -> None:
     answer = http.post("/v1/jobs", json={"name": "n", "model": "mine", "parameters": parameters})
     assert answer.status_code == 400 and "cannot be stored" in answer.text
 
 
 @pytest.mark.parametrize("keys", [{"name": "a\0"}, {"name": "a\ud800"}, {"files": {"a.py": "\ud800"}}])
-def test_of_a_command_with_what_no_database_holds_nothing_is_stored(
-    http: TestClient, settings: Settings, keys: dict[str, Any]
-) -> None:
+def test_refused_command_job_stores_no_source_files(http: TestClient, settings: Settings, keys: dict[str, Any]) -> None:
     """Its source files were left in the store; half a character in one of them was an error of the server."""
     document = {"name": "n", "command": ["python", "a.py"], "files": {"a.py": "print(1)"}, **keys}
     answer = http.post("/v1/jobs", content=json.dumps(document), headers={"Content-Type": "application/json"})

@@ -27,7 +27,7 @@ def pair(http: TestClient) -> tuple[str, str]:
 
 @pytest.mark.requirement("E9")
 @pytest.mark.parametrize("query", ["ids={0},{1}", "ids={0}&ids={1}", "ids={0},{1},&ids={0}"])
-def test_two_runs_side_by_side(http: TestClient, pair: tuple[str, str], query: str) -> None:
+def test_two_runs_are_compared_side_by_side(http: TestClient, pair: tuple[str, str], query: str) -> None:
     found = http.get(f"/v1/runs/compare?{query.format(*pair)}").json()
     first, second = found["runs"]
     assert (first["id"], second["id"]) == pair
@@ -42,7 +42,7 @@ def test_two_runs_side_by_side(http: TestClient, pair: tuple[str, str], query: s
 
 
 @pytest.mark.parametrize(("ids", "status"), [("RUN", 400), (",", 400), ("RUN,nobody", 404), ("r," * 60 + "RUN", 404)])
-def test_what_cannot_be_compared_is_refused(http: TestClient, pair: tuple[str, str], ids: str, status: int) -> None:
+def test_invalid_comparison_is_refused(http: TestClient, pair: tuple[str, str], ids: str, status: int) -> None:
     answer = http.get("/v1/runs/compare", params={"ids": ids.replace("RUN", pair[0])})
     assert (answer.status_code, set(answer.json())) == (status, {"error_code", "message"})
 

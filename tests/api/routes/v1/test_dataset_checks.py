@@ -21,7 +21,7 @@ def test_a_version_is_pending_until_it_was_checked(http: TestClient) -> None:
     assert "d@1 was not checked yet" in answer.json()["message"]
 
 
-def test_verdicts_violations_and_the_report(http: TestClient, settings: Settings, tmp_path: Any) -> None:
+def test_blocked_version_has_violations_and_an_escaped_report(http: TestClient, settings: Settings, tmp_path: Any) -> None:
     made = create(http)
     validate(settings, made, tmp_path)
     found = http.get(f"/v1/datasets/{made['id']}/checks").json()
@@ -37,7 +37,7 @@ def test_verdicts_violations_and_the_report(http: TestClient, settings: Settings
     assert "&lt;b&gt;She.&lt;/b&gt;" in answer.text and "<b>She.</b>" not in answer.text
 
 
-def test_lists_and_versions_say_how_each_stands(http: TestClient, settings: Settings, tmp_path: Any) -> None:
+def test_dataset_list_shows_check_status_of_each_version(http: TestClient, settings: Settings, tmp_path: Any) -> None:
     made = create(http)
     assert made["checks"] == {"status": "pending", "blocked": "", "problem": ""}
     validate(settings, made, tmp_path)
@@ -48,7 +48,7 @@ def test_lists_and_versions_say_how_each_stands(http: TestClient, settings: Sett
     assert http.get(f"/v1/datasets/{made['id']}").json()["checks"] == listed["d"]
 
 
-def test_asking_for_another_look_is_one_event(http: TestClient, settings: Settings) -> None:
+def test_requesting_checks_emits_one_event(http: TestClient, settings: Settings) -> None:
     made = create(http)
     assert http.post(f"/v1/datasets/{made['id']}/checks").status_code == 202
     database = Database(settings.database_url)

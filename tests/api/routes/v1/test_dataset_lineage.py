@@ -20,7 +20,7 @@ def world(settings: Settings, tmp_path: Path) -> Iterator[World]:
     database.close()
 
 
-def test_the_lineage_is_told_both_ways_and_a_run_once(http: TestClient, world: World) -> None:
+def test_lineage_lists_ancestors_and_descendants_and_each_run_once(http: TestClient, world: World) -> None:
     version = made_into_a_model_and_a_child(world)
     found = http.get(f"/v1/datasets/{version.id}/lineage").json()
     assert (found["dataset"], found["parents"], found["children"]) == ("d@1", [], ["child@1"])

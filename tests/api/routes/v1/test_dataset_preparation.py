@@ -24,7 +24,7 @@ SPECIFICATION: dict[str, Any] = {
 
 
 @pytest.mark.requirement("C1")
-def test_the_specification_s_example_becomes_a_job(http: TestClient, dataset: str) -> None:
+def test_specified_preparation_example_is_queued_as_a_job(http: TestClient, dataset: str) -> None:
     answer = http.post(f"/v1/datasets/{dataset}/prepare", json={**SPECIFICATION, "workers": 2, "pods": 3})
     assert answer.status_code == 201, answer.text
     job = http.get(f"/v1/jobs/{answer.json()['id']}").json()
@@ -65,11 +65,13 @@ def test_the_specification_s_example_becomes_a_job(http: TestClient, dataset: st
         ({"split": {"validation": 0.5, "test": 0.5}}, "together must be less than 1"),
     ],
 )
-def test_what_could_not_run_is_refused_now(http: TestClient, dataset: str, body: dict[str, Any], words: str) -> None:
+def test_invalid_preparation_is_refused_at_submission(
+    http: TestClient, dataset: str, body: dict[str, Any], words: str
+) -> None:
     answer = http.post(f"/v1/datasets/{dataset}/prepare", json=body)
     assert 400 <= answer.status_code < 500
     assert words in answer.text
 
 
-def test_a_version_that_is_not_there_is_not_found(http: TestClient) -> None:
+def test_preparing_a_missing_version_is_not_found(http: TestClient) -> None:
     assert http.post("/v1/datasets/nothing/prepare", json={}).status_code == 404

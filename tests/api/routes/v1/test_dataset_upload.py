@@ -57,7 +57,7 @@ FILES = {
 }
 
 
-def test_files_of_all_sizes_in_one_form_are_each_what_was_sent(http: TestClient, settings: Settings) -> None:
+def test_files_of_all_sizes_in_one_form_are_stored_unchanged(http: TestClient, settings: Settings) -> None:
     sizes = [1, 40, 100_000, 3_000_000, 1, 1 << 20, 2_000_000, 7]
     sent = {f"{number}.txt": (f"line {number}\n" * size).encode()[-size:] + b"x\n" for number, size in enumerate(sizes)}
     files = [("files", (name, data)) for name, data in sent.items()]
@@ -73,7 +73,7 @@ def test_files_of_all_sizes_in_one_form_are_each_what_was_sent(http: TestClient,
     assert stored == {name: hashlib.sha256(data).hexdigest() for name, data in sent.items()}
 
 
-def test_too_many_files_are_refused_in_words(http: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_form_with_too_many_files_is_refused(http: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("api.routes.v1.upload_forms.MAX_FILES", 3)
     files = [("files", (f"{number}.jsonl", b'{"a": 1}\n')) for number in range(4)]
     answer = http.post("/v1/datasets", data={"name": "d"}, files=files)
@@ -81,7 +81,7 @@ def test_too_many_files_are_refused_in_words(http: TestClient, monkeypatch: pyte
 
 
 @pytest.mark.requirement("B7")
-def test_a_preview_ends_where_it_becomes_long(http: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preview_is_truncated_at_its_byte_limit(http: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [json.dumps({"number": number, "text": "x" * 300}) for number in range(10)]
     made = http.post("/v1/datasets", data={"name": "long"}, files={"files": ("a.jsonl", "\n".join(lines))}).json()
     assert len(http.get(f"/v1/datasets/{made['id']}/preview?n=9").text.splitlines()) == 9
@@ -92,7 +92,7 @@ def test_a_preview_ends_where_it_becomes_long(http: TestClient, monkeypatch: pyt
 
 @pytest.mark.requirement("B15")
 @pytest.mark.parametrize("name", FILES)
-def test_each_format_is_taken_from_a_form_and_from_a_raw_body(http: TestClient, tmp_path: Path, name: str) -> None:
+def test_each_format_is_accepted_as_form_and_as_raw_body(http: TestClient, tmp_path: Path, name: str) -> None:
     """Packed or not; and of the same content there is one version."""
     format, data = FILES[name](tmp_path / "data")
     form = http.post("/v1/datasets", data={"name": "d", "format": format}, files={"files": (name, data)})
@@ -104,7 +104,7 @@ def test_each_format_is_taken_from_a_form_and_from_a_raw_body(http: TestClient, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
-def test_each_format_is_taken_from_a_bucket(s3: S3Server, tmp_path: Path, name: str) -> None:
+def test_each_format_is_accepted_from_a_bucket(s3: S3Server, tmp_path: Path, name: str) -> None:
     """A folder of it, and a single object."""
     format, data = FILES[name](tmp_path / "data")
     settings = Settings.load({"HANZO_ML_HOME": str(tmp_path / "home"), **on_s3(s3)})

@@ -70,7 +70,7 @@ def ranged(part: dict[str, Any], asked: str) -> tuple[int, bytes, str]:
 
 
 @pytest.mark.requirement("B2", "B4", "B5")
-def test_a_version_is_made_looked_at_and_downloaded_as_it_came(http: httpx.Client) -> None:
+def test_version_is_created_previewed_and_downloaded_unchanged(http: httpx.Client) -> None:
     made = create(http, "corpus", tags=["a", "b"], metadata='{"pii": false}')
     assert made["created"] and (made["version"], made["num_records"], made["metadata"]) == (1, 4000, {"pii": False})
     assert made["storage_path"] == "s3://hanzo-ml/datasets/corpus/1/"
@@ -86,7 +86,7 @@ def test_a_version_is_made_looked_at_and_downloaded_as_it_came(http: httpx.Clien
     assert not create(http, "corpus")["created"]
 
 
-def test_what_a_user_uploaded_runs_nothing_in_a_browser(server: ServerProcess, http: httpx.Client) -> None:
+def test_uploaded_html_is_never_served_executable(server: ServerProcess, http: httpx.Client) -> None:
     made = create(http, "page", b'{"text": "<script>alert(1)</script>"}\n')
     link = http.get(f"/v1/datasets/{made['id']}/download").json()["url"]
     shown = [http.get(f"/v1/datasets/{made['id']}/preview")]
@@ -103,7 +103,7 @@ def test_what_a_user_uploaded_runs_nothing_in_a_browser(server: ServerProcess, h
 
 
 @pytest.mark.requirement("B3")
-def test_the_list_is_of_ones_own_organization_and_of_others_empty(http: httpx.Client) -> None:
+def test_dataset_list_is_empty_for_another_organization(http: httpx.Client) -> None:
     made = create(http, "whose", b'{"a": 1}\n')
 
     def found(**params: str) -> list[str]:
@@ -113,7 +113,7 @@ def test_the_list_is_of_ones_own_organization_and_of_others_empty(http: httpx.Cl
     assert found(org="default", name="whose") == [made["id"]]
 
 
-def test_a_split_is_downloaded_with_all_its_files(server: ServerProcess, http: httpx.Client, tmp_path: Path) -> None:
+def test_split_is_downloaded_with_all_its_files(server: ServerProcess, http: httpx.Client, tmp_path: Path) -> None:
     made = create(http, "parted", b'{"a": 1}\n')
     path = f"/v1/datasets/{made['id']}/download"
     refused = http.get(path, params={"content": "test"})
@@ -153,7 +153,7 @@ def split(server: ServerProcess, store: Store, folder: Path, made: dict[str, Any
     return splits
 
 
-def test_a_split_that_is_lines_of_its_version_is_downloaded_as_a_file(
+def test_split_stored_as_line_selection_is_downloaded_as_one_file(
     server: ServerProcess, http: httpx.Client, tmp_path: Path
 ) -> None:
     """No object has its bytes, on S3 neither: this server puts them together."""
@@ -183,7 +183,7 @@ def test_a_split_that_is_lines_of_its_version_is_downloaded_as_a_file(
 @pytest.mark.parametrize(
     "metadata", ['{"a": NaN}', '{"a": 1e999}', '{"a": "\\ud800"}', '{"a": ["\\u0000"]}', "[" * 100_000, "[1]"]
 )
-def test_metadata_that_could_not_be_answered_is_refused(http: httpx.Client, metadata: str) -> None:
+def test_metadata_that_is_no_valid_json_object_is_refused(http: httpx.Client, metadata: str) -> None:
     """One such version, and the list of all versions of its organization was an error."""
     made = create(http, "described", b'{"a": 1}\n')
     answer = http.post(
@@ -197,13 +197,13 @@ def test_metadata_that_could_not_be_answered_is_refused(http: httpx.Client, meta
 
 
 @pytest.mark.parametrize("file", ["n" * 241, "ä" * 121, "d/" * 510 + "f"])
-def test_a_file_whose_name_no_store_takes_is_refused(http: httpx.Client, file: str) -> None:
+def test_overlong_file_name_is_refused(http: httpx.Client, file: str) -> None:
     answer = http.post("/v1/datasets/raw", params={"name": "long", "file": file}, content=b'{"a": 1}\n')
     assert answer.status_code == 400 and "at most 240 bytes in a name, and 1024 in all" in answer.json()["message"]
 
 
 @pytest.mark.parametrize("tag", [" ", "a\0"])
-def test_a_tag_that_nobody_could_look_for_is_refused(http: httpx.Client, tag: str) -> None:
+def test_unsearchable_tag_is_refused(http: httpx.Client, tag: str) -> None:
     made = create(http, "tagged", b'{"a": 1}\n', tags=["fine"])
     answers = [
         http.patch(f"/v1/datasets/{made['id']}", json={"tags": [tag]}),
@@ -214,13 +214,15 @@ def test_a_tag_that_nobody_could_look_for_is_refused(http: httpx.Client, tag: st
 
 
 @pytest.mark.parametrize("reference", ["whole@²", "whole@99999999999999999999", "whole@", "@1", "whole@1@2", "whole@-1"])
-def test_half_a_reference_and_what_is_no_number_are_refused(http: httpx.Client, reference: str) -> None:
+def test_malformed_version_reference_is_refused(http: httpx.Client, reference: str) -> None:
     made = create(http, "whole", b'{"a": 1}\n')
     answer = http.get(f"/v1/datasets/{made['id']}/diff", params={"against": reference})
     assert answer.status_code == 400 and "write NAME or NAME@VERSION" in answer.text
 
 
-def test_a_version_whose_chunk_is_lost_or_changed_says_so(server: ServerProcess, http: httpx.Client) -> None:
+def test_lost_or_changed_chunk_is_reported_and_repaired_by_uploading_again(
+    server: ServerProcess, http: httpx.Client
+) -> None:
     content = b'{"text": "only this version says that"}\n'
     made = create(http, "broken", content)
     store = Store(server.settings.store, VARIABLES)
@@ -241,7 +243,7 @@ def test_a_version_whose_chunk_is_lost_or_changed_says_so(server: ServerProcess,
     assert http.get(f"/v1/datasets/{made['id']}/preview").content == b'{"text":"only this version says that"}\n'
 
 
-def test_a_body_without_a_form_is_a_version_too(http: httpx.Client) -> None:
+def test_raw_body_upload_creates_a_version(http: httpx.Client) -> None:
     def body() -> Iterator[bytes]:
         for start in range(0, len(LINES), 99_999):
             yield LINES[start : start + 99_999]
@@ -254,7 +256,7 @@ def test_a_body_without_a_form_is_a_version_too(http: httpx.Client) -> None:
 
 
 @pytest.mark.requirement("B6")
-def test_a_link_of_the_server_holds_for_its_object_and_its_time_only(server: ServerProcess, http: httpx.Client) -> None:
+def test_signed_link_is_valid_only_for_its_object_and_time(server: ServerProcess, http: httpx.Client) -> None:
     made = create(http, "linked", b'{"a": 1}\n')
     found = http.get(f"/v1/datasets/{made['id']}/download", params={"seconds": 60}).json()
     link = found["url"]
@@ -279,7 +281,7 @@ def test_a_link_of_the_server_holds_for_its_object_and_its_time_only(server: Ser
 
 
 @pytest.mark.parametrize("content", ["source", "records", "train"])
-def test_a_link_gives_no_byte_of_what_is_broken(
+def test_signed_link_serves_no_byte_of_corrupt_content(
     server: ServerProcess, http: httpx.Client, tmp_path: Path, content: str
 ) -> None:
     """Links to parts of a version went past every hash that there was."""
@@ -306,7 +308,7 @@ def test_a_link_gives_no_byte_of_what_is_broken(
         assert {path.name for path in ruined} & {event["payload"]["uri"].rpartition("/")[2] for event in told}
 
 
-def test_a_link_to_s3_holds_as_long_as_was_asked_for(tmp_path: Path, s3_session: S3Server) -> None:
+def test_s3_link_expires_after_the_requested_time(tmp_path: Path, s3_session: S3Server) -> None:
     """And an hour where nothing was said: what the link says is what S3 keeps to."""
     with answering(migrated(tmp_path, **on_s3(s3_session))) as client:
         made = create(client, "for-a-while", b'{"a": 1}\n')
@@ -317,7 +319,7 @@ def test_a_link_to_s3_holds_as_long_as_was_asked_for(tmp_path: Path, s3_session:
 
 @pytest.mark.requirement("B6")
 @pytest.mark.parametrize("public", ["", "http://files.example:9000"])
-def test_downloads_lead_to_s3_by_the_name_that_clients_know(tmp_path: Path, s3_session: S3Server, public: str) -> None:
+def test_s3_links_use_the_public_endpoint_when_configured(tmp_path: Path, s3_session: S3Server, public: str) -> None:
     """The server's own endpoint may be a name inside of a cluster, that means nothing outside."""
     settings = migrated(tmp_path, **on_s3(s3_session), **({"HANZO_ML_STORAGE_PUBLIC_ENDPOINT": public} if public else {}))
     with answering(settings) as client:
@@ -326,7 +328,7 @@ def test_downloads_lead_to_s3_by_the_name_that_clients_know(tmp_path: Path, s3_s
     assert link.startswith(f"{public or s3_session.url}/") and "X-Amz-Signature" in link
 
 
-def test_a_link_ends() -> None:
+def test_signed_link_expires_and_its_signature_is_checked() -> None:
     link, key = SignedLink("default", "s3://hanzo-ml/datasets/d/1/x", 1000), b"k" * 32
     signature = parse_qs(link.query(key))["signature"][0]
     link.check(signature, key, now=1000)
@@ -337,7 +339,7 @@ def test_a_link_ends() -> None:
 
 
 @pytest.mark.requirement("B10")
-def test_what_changed_from_one_version_to_the_next(http: httpx.Client) -> None:
+def test_diff_reports_changes_between_versions(http: httpx.Client) -> None:
     first = create(http, "changing", b'{"id": 1, "a": 1}\n{"id": 2, "a": 2}\n')
     second = create(http, "changing", b'{"id": 2, "a": "x"}\n{"id": 3, "a": 3}\n')
     for against in (first["id"], "changing@1"):
@@ -367,7 +369,7 @@ def test_only_tags_and_metadata_can_be_edited(http: httpx.Client) -> None:
 
 
 @pytest.mark.requirement("B19")
-def test_a_deleted_version_is_gone_and_one_in_use_stays(http: httpx.Client) -> None:
+def test_unused_version_is_deleted_and_deleting_one_in_use_is_refused(http: httpx.Client) -> None:
     made = create(http, "used", b'{"instruction": "x", "answer": "y"}\n')
     job = http.post("/v1/jobs", json={"name": "j", "dataset": "used"}).json()["id"]
     refused = http.delete(f"/v1/datasets/{made['id']}")
@@ -397,9 +399,7 @@ def test_a_deleted_version_is_gone_and_one_in_use_stays(http: httpx.Client) -> N
         "",
     ],
 )
-def test_the_server_fetches_nothing_that_its_operator_did_not_allow(
-    server: ServerProcess, http: httpx.Client, source: str
-) -> None:
+def test_source_not_allowed_by_the_operator_is_refused(server: ServerProcess, http: httpx.Client, source: str) -> None:
     allowed = server.home.parent / "allowed"
     for path in (server.home.parent / "secret.jsonl", server.home.parent / "allowed-beside" / "a.jsonl"):
         path.parent.mkdir(exist_ok=True)
@@ -420,7 +420,7 @@ def test_an_allowed_folder_is_fetched(server: ServerProcess, http: httpx.Client)
     assert (answer.status_code, answer.json()["schema"]) == (201, {"a": "integer", "b": "string"})
 
 
-def test_a_json_object_asks_for_what_a_form_without_files_does(server: ServerProcess, http: httpx.Client) -> None:
+def test_dataset_from_a_source_may_be_requested_as_json(server: ServerProcess, http: httpx.Client) -> None:
     folder = server.home.parent / "allowed" / "said-in-json"
     folder.mkdir(exist_ok=True)
     (folder / "a.csv").write_text("a,b\n1,x\n")
@@ -440,7 +440,7 @@ def test_a_json_object_asks_for_what_a_form_without_files_does(server: ServerPro
 
 
 @pytest.mark.requirement("B12")
-def test_a_bucket_is_fetched_and_only_below_the_allowed_key(
+def test_dataset_is_created_from_a_bucket_only_below_the_allowed_key(
     server: ServerProcess, http: httpx.Client, s3_session: S3Server
 ) -> None:
     if server.settings.storage.endpoint is None:
@@ -456,9 +456,7 @@ def test_a_bucket_is_fetched_and_only_below_the_allowed_key(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", ["receives", "stores"])
-def test_a_server_killed_in_an_upload_leaves_nothing_and_takes_it_again(
-    server: ServerProcess, http: httpx.Client, killed: str
-) -> None:
+def test_upload_interrupted_by_a_server_kill_can_be_repeated(server: ServerProcess, http: httpx.Client, killed: str) -> None:
     """While the body comes, of which more was sent than waits in sockets; or when its first chunks are in the store. An
     upload that was through before the second kill is there whole.
     """
@@ -484,7 +482,9 @@ def test_a_server_killed_in_an_upload_leaves_nothing_and_takes_it_again(
     assert joined(file) == lines
 
 
-def test_a_bad_record_is_named_and_nothing_is_stored(server: ServerProcess, http: httpx.Client) -> None:
+def test_upload_with_an_invalid_record_is_refused_with_its_line_and_stores_nothing(
+    server: ServerProcess, http: httpx.Client
+) -> None:
     answer = http.post("/v1/datasets", data={"name": "bad"}, files={"files": ("a.jsonl", LINES + b"[1]\n")})
     assert answer.status_code == 400 and "a.jsonl, line 4001: not a JSON object" in answer.json()["message"]
     assert http.get("/v1/datasets", params={"name": "bad"}).json()["datasets"] == []

@@ -8,7 +8,7 @@ from fastapi.testclient import TestClient
 COMMAND = {"name": "x", "command": ["python", "-c", "pass"]}
 
 
-def test_a_job_that_would_be_queued_is_answered_and_not_queued(http: TestClient) -> None:
+def test_dry_run_returns_the_job_without_queueing_it(http: TestClient) -> None:
     checked = http.post("/v1/jobs?dry_run=true", json=COMMAND)
     assert checked.status_code == 200
     assert http.get("/v1/jobs").json() == {"jobs": []}
@@ -30,7 +30,7 @@ def test_a_job_that_would_be_queued_is_answered_and_not_queued(http: TestClient)
         {"name": "x\x00", "command": ["true"]},
     ],
 )
-def test_both_refuse_the_same_in_the_same_words(http: TestClient, body: dict[str, Any]) -> None:
+def test_dry_run_refuses_with_the_same_message_as_submission(http: TestClient, body: dict[str, Any]) -> None:
     checked, submitted = (http.post(f"/v1/jobs{query}", json=body) for query in ("?dry_run=true", ""))
     assert checked.status_code >= 400
     assert (checked.status_code, checked.json()) == (submitted.status_code, submitted.json())

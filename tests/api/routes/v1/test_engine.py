@@ -42,7 +42,7 @@ def report(http: httpx.Client, replica: str, **deployment: Any) -> None:
     http.put(f"/v1/engine/replicas/{replica}", json=body).raise_for_status()
 
 
-def test_deployments_are_answered_once_until_they_change(plane: ControlPlaneProcess, http: httpx.Client, file: Path) -> None:
+def test_unchanged_deployments_answer_304(plane: ControlPlaneProcess, http: httpx.Client, file: Path) -> None:
     empty = http.get("/v1/engine/deployments")
     assert empty.json() == {"deployments": []}
     asked = {"If-None-Match": empty.headers["ETag"]}
@@ -78,7 +78,7 @@ def test_wanted_file_is_answered_whole_or_from_an_offset(plane: ControlPlaneProc
     assert missing.status_code == 404 and "is missing in the object store" in missing.json()["message"]
 
 
-def test_version_shows_what_each_replica_makes_of_it(plane: ControlPlaneProcess, http: httpx.Client, file: Path) -> None:
+def test_version_shows_its_state_on_each_replica(plane: ControlPlaneProcess, http: httpx.Client, file: Path) -> None:
     house = House(plane.database)
     number = house.register("r1").version
     model = Registry(plane.database).read(ModelKey("default", "m"), number)

@@ -85,7 +85,7 @@ def maker(http: TestClient, database: Database, store: Store, folder: Path) -> M
 
 
 @pytest.mark.requirement("C5")
-def test_a_version_answers_what_it_was_made_with(http: TestClient, make: Make) -> None:
+def test_features_by_key_equal_features_of_the_prepared_version(http: TestClient, make: Make) -> None:
     version = make(features=FEATURES)
     assert version.schema["features"] == "object" and version.metadata["rejected"] == {}
     lines = http.get(f"/v1/datasets/{version.id}/preview", params={"n": 1000}).text.splitlines()
@@ -101,7 +101,7 @@ def test_a_version_answers_what_it_was_made_with(http: TestClient, make: Make) -
         assert found.json() == {"dataset": "d@2", "key": key, "features": features}
 
 
-def test_a_version_on_s3_answers_the_same(http: TestClient, make: Make, s3: S3Server, tmp_path: Path) -> None:
+def test_features_on_s3_equal_features_on_a_folder(http: TestClient, make: Make, s3: S3Server, tmp_path: Path) -> None:
     make(features=FEATURES)
     settings = migrated(tmp_path / "home", **on_s3(s3))
     database = Database(settings.database_url)
@@ -115,7 +115,7 @@ def test_a_version_on_s3_answers_the_same(http: TestClient, make: Make, s3: S3Se
     database.close()
 
 
-def test_the_newest_version_with_features_answers_unless_another_is_asked_for(http: TestClient, make: Make) -> None:
+def test_newest_version_with_features_is_used_unless_another_is_requested(http: TestClient, make: Make) -> None:
     make(features=FEATURES)
     make(features={**FEATURES, "columns": {}})
     make(filter={"dedup": False}, clean={"fill": {"customer": "nobody"}}, features={"columns": FEATURES["columns"]})
@@ -131,7 +131,7 @@ def test_the_newest_version_with_features_answers_unless_another_is_asked_for(ht
     assert http.post("/v1/features/d/transform", json=ROWS[:1]).json()["dataset"] == "d@4"
 
 
-def test_what_is_wrong_is_told(http: TestClient, make: Make) -> None:
+def test_invalid_feature_request_is_refused_with_the_reason(http: TestClient, make: Make) -> None:
     make(features=FEATURES)
     transform = "/v1/features/d/transform"
     for method, path, body, status, words in (
@@ -151,7 +151,7 @@ def test_what_is_wrong_is_told(http: TestClient, make: Make) -> None:
     assert unknown == [expected]
 
 
-def test_another_organization_s_features_are_not_there(http: TestClient, make: Make, database: Database) -> None:
+def test_features_of_another_organization_are_not_found(http: TestClient, make: Make, database: Database) -> None:
     make(features=FEATURES)
     with database.write() as connection:
         connection.execute(update(dataset_versions).values(organization="rival"))
@@ -159,7 +159,7 @@ def test_another_organization_s_features_are_not_there(http: TestClient, make: M
         assert answer.status_code == 404, answer.text
 
 
-def test_a_version_that_is_deleted_takes_its_features_with_it(http: TestClient, make: Make, store: Store) -> None:
+def test_deleting_a_version_deletes_its_features(http: TestClient, make: Make, store: Store) -> None:
     version = make(features=FEATURES)
     assert len(store.list(f"{version.storage_path}features")) == 4
     assert http.get("/v1/features/d/c/1").status_code == 200
@@ -168,7 +168,7 @@ def test_a_version_that_is_deleted_takes_its_features_with_it(http: TestClient, 
     assert store.list(version.storage_path) == []
 
 
-def test_who_asked_for_features_of_which_version_is_on_record(make: Make, settings: Settings, database: Database) -> None:
+def test_feature_requests_are_audited_with_their_version(make: Make, settings: Settings, database: Database) -> None:
     version = make(features=FEATURES)
     app = create_app(settings)
     with asking(app) as client:
@@ -186,7 +186,7 @@ def test_who_asked_for_features_of_which_version_is_on_record(make: Make, settin
     }
 
 
-def test_files_that_were_lost_are_told(http: TestClient, make: Make, store: Store) -> None:
+def test_missing_feature_files_answer_data_loss(http: TestClient, make: Make, store: Store) -> None:
     version = make(features=FEATURES)
     store.remove(f"{version.storage_path}features/online.jsonl")
     answer = http.get("/v1/features/d/c/1")
@@ -194,7 +194,9 @@ def test_files_that_were_lost_are_told(http: TestClient, make: Make, store: Stor
 
 
 @pytest.mark.parametrize("name", ["online.jsonl", "online.index"])
-def test_a_changed_byte_is_told_and_no_other_number_answered(http: TestClient, make: Make, store: Store, name: str) -> None:
+def test_corrupt_feature_files_answer_data_loss_for_any_changed_byte(
+    http: TestClient, make: Make, store: Store, name: str
+) -> None:
     """Also in the index, of which a wrong place is read, or none."""
     version = make(features=FEATURES)
     place = f"{version.storage_path}features/{name}"
@@ -205,7 +207,7 @@ def test_a_changed_byte_is_told_and_no_other_number_answered(http: TestClient, m
         assert (answer.status_code, answer.json()["error_code"]) == (409, "DATA_LOSS"), (changed, answer.text)
 
 
-def test_a_column_that_is_not_there_and_one_that_is_too_many_are_refused(http: TestClient, make: Make) -> None:
+def test_preparation_with_unknown_or_conflicting_feature_columns_is_refused(http: TestClient, make: Make) -> None:
     version = make(features=FEATURES)
     raw = http.get("/v1/datasets").json()["datasets"][0]["id"]
     body = {"features": {"key": "custom", "columns": {"age": {"normalize": "standard"}}}}

@@ -10,7 +10,7 @@ from resources.monitoring.service_heartbeats import SENSORS_NAME, Heartbeats
 from resources.settings.settings import Settings
 
 
-def test_who_was_heard_and_how_long_ago(http: TestClient, settings: Settings) -> None:
+def test_heartbeats_list_each_sender_with_its_age(http: TestClient, settings: Settings) -> None:
     assert http.get("/v1/heartbeats").json() == {"heartbeats": []}
     database = Database(settings.database_url)
     Heartbeats(database).beat(SENSORS_NAME)

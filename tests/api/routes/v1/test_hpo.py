@@ -95,7 +95,7 @@ def ask(server: ServerProcess, method: str, path: str, status: int = 200, body: 
 
 
 @pytest.mark.requirement("K1", "K2", "S10")
-def test_the_specification_s_sweep_file_runs_unchanged(
+def test_specified_sweep_file_runs_unchanged(
     server: ServerProcess, dataset: str, database: Database, tmp_path: Path
 ) -> None:
     file = tmp_path / "sweep-config.yaml"
@@ -152,7 +152,7 @@ def test_the_specification_s_sweep_file_runs_unchanged(
     assert again.returncode == 1 and "is cancelled already" in again.stderr
 
 
-def test_of_what_is_to_be_large_the_largest_is_the_best(server: ServerProcess, dataset: str, database: Database) -> None:
+def test_maximized_objective_ranks_the_largest_value_first(server: ServerProcess, dataset: str, database: Database) -> None:
     objective = {"metric": "eval/loss", "direction": "maximize"}
     body = small(base_config={"dataset": dataset}, objective=objective, max_trials=3, max_concurrent_trials=3)
     sweep = ask(server, "POST", "/v1/hpo", 201, body)["id"]
@@ -170,7 +170,7 @@ def test_of_what_is_to_be_large_the_largest_is_the_best(server: ServerProcess, d
 
 
 @pytest.mark.parametrize("backend", ["sqlite_url", pytest.param("postgres_url", marks=pytest.mark.slow)])
-def test_a_sweep_whose_answer_was_lost_is_started_once_by_its_key(
+def test_concurrent_starts_with_one_idempotency_key_create_one_sweep(
     backend: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     """Sent again it was a second one, whose trials trained besides. Also where it is sent before the first call is done."""
@@ -188,7 +188,7 @@ def test_a_sweep_whose_answer_was_lost_is_started_once_by_its_key(
     database.close()
 
 
-def test_a_sweep_is_known_by_its_key(server: ServerProcess, dataset: str) -> None:
+def test_sweep_request_with_the_same_idempotency_key_returns_the_same_sweep(server: ServerProcess, dataset: str) -> None:
     def sent(key: str, trials: int = 6) -> str:
         body, headers = small(base_config={"dataset": dataset}, max_trials=trials), {"Idempotency-Key": key}
         answer = httpx.post(f"{server.url}/v1/hpo", json=body, headers=headers, trust_env=False)
@@ -207,7 +207,7 @@ def test_a_sweep_is_known_by_its_key(server: ServerProcess, dataset: str) -> Non
 
 
 @pytest.mark.requirement("K4", "Z14")
-def test_settings_hold_where_a_sweep_says_nothing(server: ServerProcess, dataset: str) -> None:
+def test_sweep_defaults_come_from_the_settings(server: ServerProcess, dataset: str) -> None:
     body = small(base_config={"dataset": dataset})
     del body["strategy"], body["max_concurrent_trials"], body["max_trials"]
     found = ask(server, "POST", "/v1/hpo", 201, body)
@@ -306,7 +306,7 @@ def test_sweeps_are_listed_in_pages_which_the_command_line_follows(server: Serve
         ),
     ],
 )
-def test_what_no_trial_could_train_with_is_refused_and_nothing_is_recorded(
+def test_untrainable_sweep_is_refused_and_not_recorded(
     server: ServerProcess, dataset: str, changes: dict[str, Any], status: int, words: str
 ) -> None:
     before = ask(server, "GET", "/v1/hpo")["sweeps"]
@@ -329,7 +329,7 @@ def test_what_no_trial_could_train_with_is_refused_and_nothing_is_recorded(
         ),
     ],
 )
-def test_a_refused_search_space_is_told_by_the_keys_and_the_line_of_the_file(
+def test_invalid_search_space_is_refused_with_key_and_line(
     server: ServerProcess, dataset: str, tmp_path: Path, dimension: str, told: str
 ) -> None:
     file = tmp_path / "sweep.yaml"
@@ -339,9 +339,7 @@ def test_a_refused_search_space_is_told_by_the_keys_and_the_line_of_the_file(
     assert refused.returncode == 1 and told in refused.stderr
 
 
-def test_target_modules_are_searched_and_what_has_no_value_too(
-    server: ServerProcess, dataset: str, database: Database
-) -> None:
+def test_search_space_accepts_module_lists_and_null(server: ServerProcess, dataset: str, database: Database) -> None:
     lists = [["q_proj", "v_proj"], ["q_proj", "k_proj", "v_proj", "o_proj"]]
     space = {MODULES: {"type": "choice", "values": lists}}
     base = {"dataset": dataset, "recipe": "smollm2-135m-lora", "max_steps": 40, "eval_steps": 10}
@@ -363,7 +361,7 @@ def test_target_modules_are_searched_and_what_has_no_value_too(
     assert [hpo.format_value(value) for value in (lists[0], None, 0.1 + 0.2)] == ["[q_proj, v_proj]", "null", "0.3"]
 
 
-def test_what_trials_can_train_with_is_taken(server: ServerProcess, dataset: str) -> None:
+def test_trainable_sweep_is_accepted(server: ServerProcess, dataset: str) -> None:
     told = {**without_evaluation("eval/loss")["base_config"], "eval_steps": 10, "schedule": {"max_duration": "2h"}}
     others = (pbt(pbt={"population": 2, "generations": 40}, max_trials=80), halving({"min_steps": 39}))
     evaluated = ({"base_config": told}, {"base_config": {**told, "recipe": None}})
@@ -372,9 +370,7 @@ def test_what_trials_can_train_with_is_taken(server: ServerProcess, dataset: str
         ask(server, "POST", f"/v1/hpo/{found['id']}/cancel")
 
 
-def test_a_sweep_of_many_values_reads_its_recipe_once_and_looks_for_no_objective(
-    breakable: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sweep_with_many_values_loads_its_recipe_once(breakable: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once for each of them, a request of some KB kept the server busy for half a minute."""
     files = {"files": ("a.jsonl", RECORDS, "application/jsonl")}
     assert breakable.post("/v1/datasets", data={"name": "colours"}, files=files).is_success
@@ -389,9 +385,7 @@ def test_a_sweep_of_many_values_reads_its_recipe_once_and_looks_for_no_objective
     assert (len(read), looked) == (1, [])
 
 
-def test_a_sweep_may_ask_for_what_an_installed_objective_tells(
-    breakable: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sweep_metric_may_come_from_an_installed_objective(breakable: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what ours tell was taken. Of ours, a name that they do not tell is refused."""
     files = {"files": ("a.jsonl", RECORDS, "application/jsonl")}
     assert breakable.post("/v1/datasets", data={"name": "colours"}, files=files).is_success
@@ -406,18 +400,18 @@ def test_a_sweep_may_ask_for_what_an_installed_objective_tells(
     assert breakable.post("/v1/hpo", json=body).status_code == 201
 
 
-def test_sweeps_are_listed_by_a_status_that_there_is(server: ServerProcess) -> None:
+def test_listing_sweeps_by_unknown_status_is_refused(server: ServerProcess) -> None:
     told = ask(server, "GET", "/v1/hpo?status=done", 400)["message"]
     assert told == "status 'done' is unknown: use one of running, completed, failed, cancelled"
 
 
-def test_a_sweep_that_is_not_there_is_named(server: ServerProcess) -> None:
+def test_missing_sweep_and_missing_sweep_file_are_refused_with_a_hint(server: ServerProcess) -> None:
     assert "hanzo-ml hpo list" in ask(server, "GET", "/v1/hpo/nothing", 404)["message"]
     refused = run(server.url, "hpo", "start")
     assert refused.returncode == 1 and "exactly one sweep file" in refused.stderr
 
 
-def test_why_trials_failed_is_said_once_where_it_differs_by_their_ids_alone() -> None:
+def test_failure_reasons_differing_only_in_ids_are_shown_once() -> None:
     """Fifty trials of a base model that was gone were fifty lines."""
 
     def failed(job: str, why: str) -> dict[str, str]:

@@ -57,7 +57,7 @@ def finished_run(server: ServerProcess, **parameters: Any) -> str:
 
 
 @pytest.mark.requirement("D2", "Y16")
-def test_an_estimate_before_and_after_a_run_of_the_same_recipe(server: ServerProcess, dataset: str) -> None:
+def test_estimate_uses_past_runs_of_the_same_recipe(server: ServerProcess, dataset: str) -> None:
     before = estimate(server)
     assert before["steps"] == STEPS and before["tokens"] == STEPS * 512
     assert before["tokens_per_parameter"] == STEPS * 512 / before["trained_parameters"] == STEPS * 512 / 4_884_480
@@ -83,7 +83,7 @@ def test_an_estimate_before_and_after_a_run_of_the_same_recipe(server: ServerPro
     assert estimate(server, parameters={"base_model": {"uri": "file:///x", "sha256": "0" * 64}})["past_runs"] == []
 
 
-def test_a_misspelled_module_is_refused_before_its_job_is_queued(server: ServerProcess, dataset: str) -> None:
+def test_job_with_unknown_lora_target_module_is_refused_at_submission(server: ServerProcess, dataset: str) -> None:
     """It was found when the GPU was taken, or never, beside one that is there."""
 
     def submitted(status: int, *targets: str) -> dict[str, Any]:
@@ -95,13 +95,13 @@ def test_a_misspelled_module_is_refused_before_its_job_is_queued(server: ServerP
     submitted(201, "self_attn.q_proj", "lm_head", "model.layers.29.mlp.up_proj")
 
 
-def test_a_model_definition_is_estimated_with_what_its_newest_run_used(server: ServerProcess, dataset: str) -> None:
+def test_estimate_of_a_model_without_runs_uses_the_default_recipe(server: ServerProcess, dataset: str) -> None:
     found = post(server, "/v1/jobs/estimate", {"name": "m", "model": "nobody-ran-this"})
     assert found["recipe"] == RECIPE and found["dataset"] is None
     assert any("no run yet" in note for note in found["notes"])
 
 
-def test_a_zen_recipe_has_hours_dollars_and_what_is_assumed(server: ServerProcess, dataset: str) -> None:
+def test_estimate_of_a_zen_recipe_has_hours_dollars_and_assumptions(server: ServerProcess, dataset: str) -> None:
     found = estimate(server, recipe="zen-72b-full")
     assert found["hardware"] == "32 x nvidia-a100-80gb" and found["gpus"] == 32
     assert found["dollars"]["likely"] == pytest.approx(found["hours"]["likely"] * 32 * 3.0)
@@ -120,7 +120,7 @@ def test_a_zen_recipe_has_hours_dollars_and_what_is_assumed(server: ServerProces
         ("prices: {gpu_hour: {nvidia-h100-80gb: 4}}\n", None),
     ],
 )
-def test_the_price_book_is_configuration(tmp_path: Path, config: str, price: float | None) -> None:
+def test_estimate_uses_configured_gpu_prices(tmp_path: Path, config: str, price: float | None) -> None:
     """A list of one's own replaces that of the product: a type that it leaves out costs nobody knows what."""
     (tmp_path / "config.yaml").write_text(config)
     with answering(migrated(tmp_path)) as http:
@@ -144,7 +144,7 @@ def test_the_price_book_is_configuration(tmp_path: Path, config: str, price: flo
         ("zen-7b-lora", {"batch_size": 16}, "batch_size 8 with gradient_accumulation 8"),
     ],
 )
-def test_what_cannot_fit_is_refused_with_what_would(
+def test_job_exceeding_gpu_memory_is_refused_with_a_fitting_alternative(
     server: ServerProcess, dataset: str, path: str, recipe: str, parameters: dict[str, Any], instead: str
 ) -> None:
     before = httpx.get(f"{server.url}/v1/jobs").json()["jobs"]
@@ -155,7 +155,7 @@ def test_what_cannot_fit_is_refused_with_what_would(
     assert httpx.get(f"{server.url}/v1/jobs").json()["jobs"] == before
 
 
-def test_a_job_of_a_definition_is_refused_by_the_recipe_of_its_newest_run(server: ServerProcess, dataset: str) -> None:
+def test_job_of_a_definition_is_checked_against_its_newest_runs_recipe(server: ServerProcess, dataset: str) -> None:
     """The asset graph alone knows the definition: before its first run, nothing is known here that could be refused."""
     small = {"hardware": ONE_40GB, "distributed": None}
     body = {"name": "big", "model": "big", "parameters": small}
@@ -183,7 +183,7 @@ def test_a_job_of_a_definition_is_refused_by_the_recipe_of_its_newest_run(server
         (RECIPE, {"hardware": {"memory": "64 GB"}}, "'hardware.memory': memory '64 GB' is not a quantity: write"),
     ],
 )
-def test_what_no_start_could_train_is_refused_before_it_waits_for_one(
+def test_untrainable_parameters_are_refused_at_submission(
     server: ServerProcess, dataset: str, recipe: str, parameters: dict[str, Any], named: str
 ) -> None:
     body = {"name": "mixed", "dataset": "doors", "recipe": recipe, "parameters": parameters}
@@ -212,7 +212,7 @@ def test_what_no_start_could_train_is_refused_before_it_waits_for_one(
         ("dpo", {"door": 1, "colour": "red"}, "whose records have none of prompt/chosen/rejected: use a dataset that has"),
     ],
 )
-def test_a_dataset_that_the_objective_cannot_learn_from_is_refused_before_it_waits_for_gpus(
+def test_dataset_unsuitable_for_the_objective_is_refused_at_submission(
     server: ServerProcess, objective: str, rows: dict[str, Any], said: str
 ) -> None:
     name = f"of-{objective}-{'-'.join(rows)}"
@@ -234,13 +234,13 @@ def test_a_dataset_that_the_objective_cannot_learn_from_is_refused_before_it_wai
     assert said in post(server, "/v1/hpo", sweep, 400)["message"]
 
 
-def test_a_batch_that_nobody_could_divide_is_refused(server: ServerProcess, dataset: str) -> None:
+def test_excessive_batch_size_is_refused(server: ServerProcess, dataset: str) -> None:
     """The micro-batch that divides its rows would be looked for in as many steps."""
     found = estimate(server, 400, parameters={"batch_size": 4_000_000_000_000, "rows_per_step": 3_999_999_999_999})
     assert "batch_size" in found["message"] and "1000000" in found["message"]
 
 
-def test_nothing_is_refused_of_which_too_little_is_known(server: ServerProcess, dataset: str) -> None:
+def test_job_is_accepted_when_too_little_is_known_to_check_its_memory(server: ServerProcess, dataset: str) -> None:
     for parameters in (
         {"base_model": {"uri": "pypi://llm-x", "sha256": "1" * 64}, "batch_size": 512},
         {"lora_target_modules": ["lm_head"]},
@@ -262,7 +262,7 @@ def test_nothing_is_refused_of_which_too_little_is_known(server: ServerProcess, 
         ({"model": "theirs", "parameters": {"base_model": "SmolLM2"}}, "base model SmolLM2 is not pinned"),
     ],
 )
-def test_a_base_model_that_nobody_can_read_is_refused_before_its_job_is_queued(
+def test_job_with_unreadable_base_model_is_refused_but_estimated(
     server: ServerProcess, dataset: str, asked: dict[str, Any], said: str
 ) -> None:
     """It is estimated all the same: its files may come later."""
@@ -271,7 +271,7 @@ def test_a_base_model_that_nobody_can_read_is_refused_before_its_job_is_queued(
     assert "notes" in post(server, "/v1/jobs/estimate", body)
 
 
-def test_a_base_model_that_is_in_the_store_is_taken_whatever_it_is_called(server: ServerProcess, dataset: str) -> None:
+def test_base_model_in_the_store_is_accepted_under_any_uri(server: ServerProcess, dataset: str) -> None:
     folder = server.settings.home / "a-model"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
@@ -280,7 +280,7 @@ def test_a_base_model_that_is_in_the_store_is_taken_whatever_it_is_called(server
     post(server, "/v1/jobs", {"name": "kept", "dataset": "doors", "parameters": parameters}, 201)
 
 
-def test_what_no_job_can_be_is_refused_as_at_submission(server: ServerProcess, dataset: str) -> None:
+def test_estimate_refuses_invalid_jobs_as_submission_does(server: ServerProcess, dataset: str) -> None:
     assert "dataset" in post(server, "/v1/jobs/estimate", {"name": "x"}, 400)["message"]
     assert "unknown recipe" in estimate(server, 400, recipe="none")["message"]
     assert "no dataset" in estimate(server, 404, dataset="nothing")["message"]

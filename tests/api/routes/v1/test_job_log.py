@@ -29,7 +29,7 @@ def test_log_is_read_from_the_configured_backend(tmp_path: Path, monkeypatch: py
     assert streamed == "data: epoch 1\n\ndata: epoch 2\n\ndata: half a li\n\nevent: end\ndata: queued\n\n"
 
 
-def test_log_of_another_program_under_the_same_id_is_another_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_of_another_program_under_the_same_id_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     logs = register(monkeypatch, tmp_path / "backends")
     settings = migrated(tmp_path / "home", HANZO_ML_SCHEDULER_BACKEND="memory")
     assert type(open_backend(settings)).__name__ == "MemoryCompute"

@@ -148,7 +148,7 @@ def test_uri_that_leaves_the_store_is_refused(pod: Pod, uri: str) -> None:
         assert answer.status_code in (400, 403), (route, answer.text)
 
 
-def test_leading_slash_does_not_hide_another_place(pod: Pod) -> None:
+def test_double_slash_in_uri_does_not_bypass_the_scope_check(pod: Pod) -> None:
     answer = pod.post("head", uris=["s3://hanzo-ml//runs/another-run/train.json"])
     assert answer.status_code in (400, 403), answer.text
 
@@ -195,7 +195,7 @@ def test_split_is_read_with_the_lines_and_chunks_that_it_selects(server_on_eithe
     assert "list" in refused(pod, "s3://hanzo-ml/datasets/_chunks"), "hashes of other datasets are not listed"
 
 
-def test_split_that_names_another_organization_s_dataset_gives_no_access_to_it(server_on_either: ServerProcess) -> None:
+def test_split_naming_another_organizations_dataset_gives_no_access_to_it(server_on_either: ServerProcess) -> None:
     direct = Store(server_on_either.settings.store, server_on_either.settings.storage.variables)
     dataset, data = chunked_dataset(direct, "s3://hanzo-ml/datasets/@rival", "secret")
     split = split_of(direct, dataset, "s3://hanzo-ml/datasets/forged/1/splits/train")
@@ -217,7 +217,7 @@ def test_training_writes_checkpoints_but_no_record(server_on_either: ServerProce
         pod.store.put_bytes(f"{folder}/record/manifest.json", b"{}")
 
 
-def test_manifest_result_and_exit_document_get_no_address(pod: Pod) -> None:
+def test_manifest_result_and_exit_document_get_no_signed_url(pod: Pod) -> None:
     logs = uris.attempt_folder(pod.job.id, pod.job.program, 0)
     sha256 = "0" * 64
     committed = [f"{OUTPUT}/{MANIFEST_FILE}", pod.job.result_uri, f"{logs}/exit.json"]
@@ -277,7 +277,7 @@ def test_upload_begun_by_an_older_attempt_is_not_completed(pod: Pod) -> None:
     assert answer.status_code == 409 and pod.direct.list(OUTPUT) == []
 
 
-def test_signed_address_takes_no_other_bytes(pod: Pod) -> None:
+def test_signed_url_accepts_only_bytes_of_the_announced_hash(pod: Pod) -> None:
     data = b"the weights"
     sha256 = hashlib.sha256(data).hexdigest()
     [address] = pod.post("addresses", writes=[{"uri": f"{OUTPUT}/w", "sha256": sha256}]).json()["writes"]
@@ -337,7 +337,7 @@ def call_all(pod: Pod, token: str) -> dict[str, int]:
     return found
 
 
-def test_token_of_a_program_that_is_over_opens_nothing(pod: Pod, server_on_either: ServerProcess) -> None:
+def test_token_of_a_finished_program_is_rejected(pod: Pod, server_on_either: ServerProcess) -> None:
     pod.direct.put_bytes(f"{OUTPUT}/kept", b"kept")
     database = Database(server_on_either.settings.database_url)
     ClusterCredentials(database).revoke(pod.job)
@@ -347,7 +347,7 @@ def test_token_of_a_program_that_is_over_opens_nothing(pod: Pod, server_on_eithe
     assert pod.direct.list(OUTPUT) == [f"{OUTPUT}/kept"] and pod.direct.get_bytes(f"{OUTPUT}/kept") == b"kept"
 
 
-def test_token_that_was_in_use_is_void_soon_after_its_program_is_over(pod: Pod, server_on_either: ServerProcess) -> None:
+def test_cached_token_is_rejected_soon_after_its_program_finished(pod: Pod, server_on_either: ServerProcess) -> None:
     assert pod.post("list", uri=OUTPUT).status_code == 200
     database = Database(server_on_either.settings.database_url)
     ClusterCredentials(database).revoke(pod.job)
@@ -405,7 +405,9 @@ def has_unfinished_upload(pod: Pod) -> bool:
     return bool(client.list_multipart_uploads(Bucket=pod.direct.address.buckets["models"]).get("Uploads"))
 
 
-def test_wrong_keys_of_the_server_are_named_to_its_pods_at_once(server_on_s3: ServerProcess, s3: S3Server) -> None:
+def test_wrong_storage_credentials_of_the_server_fail_pods_immediately_naming_the_settings(
+    server_on_s3: ServerProcess, s3: S3Server
+) -> None:
     pod = Pod(server_on_s3, program_job(server_on_s3, {"merged": OUTPUT}))
     s3.refusing = 1000
     try:
@@ -426,7 +428,7 @@ class ReplacingStore(Store):
         return found
 
 
-def test_object_that_is_replaced_while_it_is_read_is_no_missing_one(tmp_path: Path) -> None:
+def test_object_replaced_while_being_read_answers_412(tmp_path: Path) -> None:
     store = ReplacingStore(StoreAddress(root=tmp_path.as_uri(), buckets={"models": "m"}))
     store.put_bytes(f"{OUTPUT}/a", b"the first one")
     job = Job(

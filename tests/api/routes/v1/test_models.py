@@ -26,7 +26,7 @@ def register(http: TestClient, where: str = "/v1/models/register", **body: Any) 
 
 
 @pytest.mark.requirement("O6", "Z6")
-def test_files_are_registered_under_a_number_of_the_callers_own(models: TestClient) -> None:
+def test_files_are_registered_under_the_callers_version_label(models: TestClient) -> None:
     answer = register(models, "/api/v1/models/register", version="3.1", metrics={"auc": 0.97}, stage="staging")
     made = answer.json()
     assert answer.status_code == 201, made
@@ -40,12 +40,12 @@ def test_files_are_registered_under_a_number_of_the_callers_own(models: TestClie
 
 
 @pytest.mark.parametrize("uri", ["s3://b/x", "/etc/passwd", "runs:/nobody/model", "s3://hanzo-models/fraud/v0/absent"])
-def test_files_that_are_not_there_are_not_registered(models: TestClient, uri: str) -> None:
+def test_registering_missing_files_is_refused(models: TestClient, uri: str) -> None:
     assert register(models, artifact_uri=uri).status_code == 400
     assert models.get("/v1/models").json() == {"models": []}
 
 
-def test_an_unknown_stage_registers_nothing(models: TestClient) -> None:
+def test_registering_with_an_unknown_stage_is_refused(models: TestClient) -> None:
     assert register(models, stage="prod").status_code == 400
     assert models.get("/v1/models").json() == {"models": []}
 
@@ -100,7 +100,7 @@ def test_models_and_versions_are_listed_a_page_at_a_time(models: TestClient) -> 
 
 
 @pytest.mark.requirement("O3")
-def test_a_client_s_transition_and_ours_are_one_registry(models: TestClient) -> None:
+def test_mlflow_stage_transition_is_visible_under_v1(models: TestClient) -> None:
     register(models)
     body = {"name": "fraud", "version": "1", "stage": "Archived"}
     assert models.post("/api/2.0/mlflow/model-versions/transition-stage", json=body).status_code == 200
@@ -108,7 +108,7 @@ def test_a_client_s_transition_and_ours_are_one_registry(models: TestClient) -> 
 
 
 @pytest.mark.requirement("O1")
-def test_a_version_says_what_its_run_logged_and_measured(http: TestClient) -> None:
+def test_version_shows_params_and_metrics_of_its_run(http: TestClient) -> None:
     def registered(params: dict[str, Any], metrics: dict[str, float]) -> Any:
         run = http.post("/v1/runs", json={"experiment_name": "e", "params": params}).json()["id"]
         points = [{"key": key, "value": value} for key, value in metrics.items()]
@@ -126,7 +126,7 @@ def test_a_version_says_what_its_run_logged_and_measured(http: TestClient) -> No
     assert registered({"dataset_version": "v7"}, {}) == {"dataset_version": "v7"}
 
 
-def test_a_version_that_a_client_registers_says_what_its_run_and_its_files_say(http: TestClient) -> None:
+def test_version_registered_by_mlflow_shows_data_of_its_run_and_files(http: TestClient) -> None:
     """All that it said was where its files lie."""
     params = {
         "base_model": "zenlm/zen-7b",
@@ -213,7 +213,7 @@ def pointed(http: TestClient, source: str, **more: str) -> Any:
     return http.get(f"/v1/models/pointed/versions/{made.json()['model_version']['version']}").json()
 
 
-def test_a_version_of_mlflow_s_client_says_what_its_run_and_its_files_say(http: TestClient) -> None:
+def test_version_of_a_logged_model_shows_data_of_its_run_and_files(http: TestClient) -> None:
     """Nothing was told of it but where it lies, however it was named."""
     run, model = logged_model(http, "final", LOGGED)
     place = f"s3://hanzo-ml/runs/{model}/artifacts"
@@ -250,7 +250,7 @@ def test_a_version_of_mlflow_s_client_says_what_its_run_and_its_files_say(http: 
     assert (moved["servable"], moved["status"], moved["reason"]) == (False, "ready", "not served: no file")
 
 
-def test_what_is_not_known_of_a_version_is_null(http: TestClient, settings: Settings) -> None:
+def test_unknown_fields_of_a_version_are_null(http: TestClient, settings: Settings) -> None:
     """A run of another server, files that nobody uploaded here, and descriptions that are none."""
     foreign = pointed(http, "runs:/of-another-server/model", run_id="of-another-server")
     unknown = ("architecture", "base_model", "method", "artifacts", "metrics", "training_config")
@@ -265,7 +265,7 @@ def test_what_is_not_known_of_a_version_is_null(http: TestClient, settings: Sett
 
 
 @pytest.mark.parametrize("config", [b"{", b"[]", b'{"architectures": "x"}', b'{"architectures": [7]}', b"[" * 100_000])
-def test_a_config_that_says_nothing_is_no_reason_to_refuse_a_version(http: TestClient, config: bytes) -> None:
+def test_version_with_unusable_config_json_is_registered_without_architecture(http: TestClient, config: bytes) -> None:
     run = http.post("/v1/runs", json={"experiment_name": "e"}).json()["id"]
     http.post(f"/v1/runs/{run}/artifacts", params={"key": "final/config.json"}, content=config)
     answer = http.post("/v1/models/m/versions", json={"run_id": run, "artifact": "final"})
@@ -296,7 +296,7 @@ def checkpoints(http: TestClient, *keys: str) -> str:
         (["out/checkpoint-5/w", "checkpoint-6/w"], "out/checkpoint-final", "out/checkpoint-5"),
     ],
 )
-def test_the_final_checkpoint_of_a_run_is_the_last_that_it_logged(
+def test_step_final_artifact_resolves_to_the_last_logged_checkpoint(
     http: TestClient, logged: list[str], asked: str, found: str
 ) -> None:
     """The specification's own script registers `checkpoint/step-final`, under which it logs nothing: it ended in a 409."""
@@ -308,20 +308,20 @@ def test_the_final_checkpoint_of_a_run_is_the_last_that_it_logged(
 
 
 @pytest.mark.parametrize("key", ["checkpoint/step-final", "checkpoint/step-final/model.safetensors"])
-def test_an_artifact_of_exactly_that_name_is_itself(http: TestClient, key: str) -> None:
+def test_artifact_named_step_final_takes_precedence(http: TestClient, key: str) -> None:
     run = checkpoints(http, key, "checkpoint/step-1")
     made = http.post("/v1/models/m/versions", json={"run_id": run, "artifact": "checkpoint/step-final"}).json()
     assert (made["source"].partition("/artifacts/")[2], made["tags"]) == ("checkpoint/step-final", {})
 
 
 @pytest.mark.parametrize("asked", ["checkpoint/step-final", "checkpoint-final", "step-final", "final", "x/../step-final"])
-def test_a_run_without_a_checkpoint_has_no_final_one(http: TestClient, asked: str) -> None:
+def test_registering_step_final_of_a_run_without_checkpoints_is_refused(http: TestClient, asked: str) -> None:
     run = checkpoints(http, "eval/step-1", "model.bin")
     refused = http.post("/v1/models/m/versions", json={"run_id": run, "artifact": asked})
     assert (refused.status_code, f"has no artifact '{asked}'" in refused.json()["message"]) == (409, True), refused.text
 
 
-def test_the_final_checkpoint_of_a_command_is_what_it_left_once_it_ended_well(
+def test_step_final_of_a_completed_command_job_resolves_to_its_output(
     http: TestClient, settings: Settings, tmp_path: Path
 ) -> None:
     store, database = Store(settings.store), Database(settings.database_url)
@@ -350,7 +350,7 @@ def logged_run(http: TestClient, params: dict[str, Any] | None = None, *, run: s
 
 
 @pytest.mark.parametrize("rate", ["nan", "inf", "1e999"])
-def test_a_parameter_that_is_no_finite_number_is_text_and_the_model_can_still_be_read(http: TestClient, rate: str) -> None:
+def test_nonfinite_parameter_is_stored_as_text_and_versions_stay_readable(http: TestClient, rate: str) -> None:
     """JSON has no such number: registering went well, and every look at the model's versions was a 500 from then on."""
     run = logged_run(http, {"learning_rate": rate})
     answer = http.post("/v1/models/m/versions", json={"run_id": run, "artifact": "weights"})
@@ -358,7 +358,7 @@ def test_a_parameter_that_is_no_finite_number_is_text_and_the_model_can_still_be
     assert len(http.get("/v1/models/m/versions").json()["versions"]) == 1
 
 
-def test_a_run_s_own_words_for_its_method_and_its_data_are_kept_as_they_are(http: TestClient) -> None:
+def test_unknown_method_is_kept_in_training_config_only(http: TestClient) -> None:
     """The version's field knows full, lora and qlora, and holds 20 characters on PostgreSQL."""
     params = {"method": "gradient boosted decision trees", "dataset_version": "9" * 400}
     answer = http.post("/v1/models/m/versions", json={"run_id": logged_run(http, params), "artifact": "weights"})
@@ -366,7 +366,7 @@ def test_a_run_s_own_words_for_its_method_and_its_data_are_kept_as_they_are(http
     assert answer.json()["training_config"]["method"] == params["method"]
 
 
-def test_a_command_s_run_registers_what_it_logged_while_it_runs(http: TestClient, settings: Settings) -> None:
+def test_running_command_job_registers_its_logged_artifact(http: TestClient, settings: Settings) -> None:
     """The script of a job that trains here says `run.register_model`, as it does anywhere else."""
     job = http.post("/v1/jobs", json={"name": "mine", "command": ["python", "train.py"]}).json()["id"]
     database = Database(settings.database_url)
@@ -379,7 +379,7 @@ def test_a_command_s_run_registers_what_it_logged_while_it_runs(http: TestClient
 
 
 @pytest.mark.parametrize(("config", "own"), [({"model": "sandbox"}, "mine"), ({"model": "defined"}, "defined")])
-def test_a_training_job_s_run_is_registered_under_the_name_that_it_is_exported_and_deployed_under(
+def test_training_run_can_be_registered_only_under_its_own_model_name(
     http: TestClient, settings: Settings, config: dict[str, str], own: str
 ) -> None:
     """Under another it stood in staging and waited for an export that never came."""
@@ -395,7 +395,7 @@ def test_a_training_job_s_run_is_registered_under_the_name_that_it_is_exported_a
 
 
 @pytest.mark.parametrize("tags", [{"": "x"}, {"k" * 251: "x"}, {"k": "v" * 100_001}, {"k": "\0"}])
-def test_a_tag_that_no_version_can_have_is_refused_whoever_registers_it(models: TestClient, tags: dict[str, str]) -> None:
+def test_invalid_version_tag_is_refused_at_registration(models: TestClient, tags: dict[str, str]) -> None:
     run = logged_run(models)
     answer = models.post("/v1/models/m/versions", json={"run_id": run, "artifact": "weights", "tags": tags})
     assert answer.status_code == 400, answer.text
@@ -403,7 +403,7 @@ def test_a_tag_that_no_version_can_have_is_refused_whoever_registers_it(models: 
 
 
 @pytest.mark.requirement("Z6")
-def test_a_whole_number_of_the_callers_own_must_be_the_next_one(models: TestClient) -> None:
+def test_integer_version_other_than_the_next_is_refused(models: TestClient) -> None:
     """Else 409."""
     assert register(models, version="1").json()["version"] == 1
     refused = register(models, version="3")
@@ -412,7 +412,7 @@ def test_a_whole_number_of_the_callers_own_must_be_the_next_one(models: TestClie
     assert register(models, version="2").json()["version"] == 2
 
 
-def test_a_number_of_the_callers_own_names_one_version_for_good(models: TestClient) -> None:
+def test_version_label_cannot_be_reassigned_by_setting_its_tag(models: TestClient) -> None:
     """Whoever may set a tag could else have another version promoted than the one that was named."""
     for label in ("3.1", "3.2"):
         register(models, version=label)

@@ -22,7 +22,7 @@ def start(http: TestClient, path: str = "/api/v1/pipelines/runs", **config: Any)
 
 @pytest.mark.requirement("G9", "Z7")
 @pytest.mark.parametrize("path", ["/v1/pipelines/runs", "/api/v1/pipelines/runs"])
-def test_a_run_of_a_recipe_is_a_job_of_its_own(made: TestClient, path: str) -> None:
+def test_pipeline_run_with_a_recipe_submits_a_job(made: TestClient, path: str) -> None:
     asked = {"learning_rate": 1e-4, "lora_rank": 8}
     answer = start(
         made, path, data_source="fraud", model_type=RECIPE, hyperparams=asked, resources={"gpus": 1, "memory": "64Gi"}
@@ -44,7 +44,7 @@ def test_a_run_of_a_recipe_is_a_job_of_its_own(made: TestClient, path: str) -> N
     assert made.get(f"/v1/runs/{told['run_id']}").json()["status"] == "queued"
 
 
-def test_without_a_type_it_is_a_run_of_the_definition(made: TestClient) -> None:
+def test_pipeline_run_without_model_type_uses_the_model_definition(made: TestClient) -> None:
     answer = made.post("/api/v1/pipelines/runs", json={"pipeline_id": "ellarin-assistant"})
     assert answer.status_code == 201, answer.text
     assert answer.json()["config"]["model"] == "ellarin-assistant" and "recipe" not in answer.json()["config"]
@@ -64,7 +64,9 @@ def test_without_a_type_it_is_a_run_of_the_definition(made: TestClient) -> None:
     ],
     ids=["type", "address", "dataset", "no data", "hyperparameter", "resource", "twice", "key"],
 )
-def test_what_cannot_be_run_here_is_refused_with_what_can(made: TestClient, config: dict[str, Any], told: str) -> None:
+def test_unsupported_pipeline_run_is_refused_with_the_supported_options(
+    made: TestClient, config: dict[str, Any], told: str
+) -> None:
     answer = start(made, **config)
     assert answer.status_code in (400, 404), answer.text
     assert told in answer.json()["message"]

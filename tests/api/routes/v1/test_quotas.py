@@ -54,7 +54,7 @@ def start(http: TestClient, gpus: int, **changes: Any) -> tuple[int, dict[str, A
 
 
 @pytest.mark.requirement("J11")
-def test_a_job_that_never_fits_is_refused_and_another_queued_under_the_quota(http: TestClient) -> None:
+def test_job_larger_than_the_quota_is_refused_and_a_smaller_one_queued(http: TestClient) -> None:
     command = {"name": "c", "command": ["python", "train.py"]}
     for body in (
         {**command, "resources": {"gpus": 5}},
@@ -74,7 +74,7 @@ def test_a_job_that_never_fits_is_refused_and_another_queued_under_the_quota(htt
 
 
 @pytest.mark.requirement("W3")
-def test_a_researcher_s_sweep_runs_within_the_quota(http: TestClient) -> None:
+def test_sweep_of_a_researcher_is_limited_to_the_quota(http: TestClient) -> None:
     as_researcher(http)
     status, said = start(http, 2, max_concurrent_trials=3)
     assert (status, said["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
@@ -90,7 +90,7 @@ def test_a_researcher_s_sweep_runs_within_the_quota(http: TestClient) -> None:
     assert (schedule["priority"], schedule["preemptible"]) == ("low", True)
 
 
-def test_an_admin_s_sweep_waits_for_room_but_no_trial_may_be_one_that_never_fits(http: TestClient) -> None:
+def test_sweep_of_an_admin_may_exceed_the_quota_unless_one_trial_does(http: TestClient) -> None:
     assert start(http, 2, max_concurrent_trials=4)[0] == 201
     status, said = start(http, 5)
     assert (status, said["message"].startswith("the job asks for 5 GPUs")) == (400, True)

@@ -131,9 +131,7 @@ def test_a_replay_is_queued_with_the_record_of_the_first_run(http: TestClient, r
     assert RunData(runs.database).tags(job["id"])["hanzo_ml.replay_of"] == first
 
 
-def test_a_run_that_went_on_with_other_numbers_of_processes_is_told_to_have_added_up_otherwise(
-    http: TestClient, runs: Runs
-) -> None:
+def test_replay_reports_changed_process_counts_as_a_cause_of_different_losses(http: TestClient, runs: Runs) -> None:
     """Nothing else says why the losses from the step on at which it did are not the same."""
     runs.submit("spread")
     jobs = Jobs(runs.database)
@@ -148,7 +146,7 @@ def test_a_run_that_went_on_with_other_numbers_of_processes_is_told_to_have_adde
     assert told["processes"] in verdict["environment"]
 
 
-def test_what_cannot_be_replayed_says_why(http: TestClient, runs: Runs) -> None:
+def test_unreplayable_run_is_refused_with_the_reason(http: TestClient, runs: Runs) -> None:
     status, message = refusal(http, "nobody")
     assert status == 404 and "run 'nobody' was not trained by a job" in message
     runs.submit("waiting")
@@ -166,14 +164,14 @@ def test_what_cannot_be_replayed_says_why(http: TestClient, runs: Runs) -> None:
     assert refusal(http, "command")[0] == 404, "it has no record to go by"
 
 
-def test_a_run_whose_dataset_was_split_otherwise_since_is_not_replayed(http: TestClient, runs: Runs) -> None:
+def test_replay_is_refused_when_the_dataset_was_split_again(http: TestClient, runs: Runs) -> None:
     first = runs.complete("first")
     runs.version.split = lambda name: runs.artifact(f"datasets/doors/1/again/{name}", "split", "others")
     status, message = refusal(http, first)
     assert status == 409 and "cannot be replayed without the records that doors@1 had then" in message
 
 
-def test_one_that_its_organization_s_quota_has_no_room_for_is_refused(
+def test_replay_exceeding_the_quota_is_refused(
     http: TestClient, runs: Runs, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     smaller = settings.scheduler.model_copy(update={"quotas": {"default": Quota(max_gpus=1)}})
@@ -184,7 +182,9 @@ def test_one_that_its_organization_s_quota_has_no_room_for_is_refused(
 
 
 @pytest.mark.parametrize(("lost", "named"), [("doors/1/train", "its train split"), ("base", "its base model pypi://")])
-def test_what_the_store_has_lost_is_named(http: TestClient, runs: Runs, settings: Settings, lost: str, named: str) -> None:
+def test_replay_is_refused_naming_the_missing_file(
+    http: TestClient, runs: Runs, settings: Settings, lost: str, named: str
+) -> None:
     first = runs.complete("first")
     folder = runs.store.local_path(f"s3://hanzo-ml/datasets/{lost}")
     assert folder is not None
@@ -219,7 +219,7 @@ def verdict_of(http: TestClient, run_id: str) -> tuple[int, str]:
 
 
 @pytest.mark.requirement("Y12")
-def test_the_command_ends_with_the_verdict(http: TestClient, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_command_prints_the_verdict(http: TestClient, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """The trainer's part is played by what it leaves; equal first, then with another loss and other weights."""
     first = runs.complete("first")
     equal = runs.complete("equal", replay_of=first)
@@ -250,7 +250,7 @@ def test_the_command_ends_with_the_verdict(http: TestClient, runs: Runs, monkeyp
     assert "is not a replay" in http.get(f"/v1/runs/{first}/replay").json()["message"]
 
 
-def test_a_loss_that_was_changed_where_it_is_tracked_is_named(
+def test_verdict_names_tracked_loss_changed_after_the_run(
     http: TestClient, runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both results were equal, and nobody looked at what people see of the first run."""
@@ -278,7 +278,7 @@ def test_a_loss_that_was_changed_where_it_is_tracked_is_named(
     assert "step 2 of the first run is tracked with loss 1.0, and had 1.25: it was changed since" in done.output
 
 
-def test_what_a_run_did_once_more_as_it_was_sent_back_is_true_too(
+def test_verdict_accepts_losses_of_steps_repeated_after_a_resume(
     http: TestClient, runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent = [{"step": 1, "done": 2}]
@@ -291,7 +291,7 @@ def test_what_a_run_did_once_more_as_it_was_sent_back_is_true_too(
         assert (http.get(f"/v1/runs/{again}/replay").json()["untrue"] is None) is true
 
 
-def test_a_replay_of_a_run_that_healed_says_why_it_differs(
+def test_verdict_lists_only_recovery_events_of_one_of_the_two_runs(
     http: TestClient, runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What both went through explains nothing."""
@@ -316,14 +316,14 @@ def test_a_replay_of_a_run_that_healed_says_why_it_differs(
     assert "diverged" not in said
 
 
-def test_a_replay_is_no_resumption_of_its_own(http: TestClient, runs: Runs) -> None:
+def test_replay_of_a_resumed_run_starts_from_the_beginning(http: TestClient, runs: Runs) -> None:
     """It begins at the beginning: what the first run was sent back to is none of its checkpoints."""
     first = runs.complete("resumed", resumed={"times": 1, "sent_back": [{"step": 2, "done": 3}], "gpus": 2})
     job = http.post(f"/v1/runs/{first}/replay").json()["job"]
     assert job["config"]["replay_of"] == first and "resumed" not in job["config"]
 
 
-def test_a_replay_whose_answer_was_lost_is_queued_once_by_its_key(http: TestClient, runs: Runs) -> None:
+def test_replay_request_with_the_same_idempotency_key_is_queued_once(http: TestClient, runs: Runs) -> None:
     first = runs.complete("first")
 
     def replayed(key: str) -> Any:

@@ -26,7 +26,7 @@ def answer(http: TestClient, **body: Any) -> tuple[int, dict[str, Any]]:
     return got.status_code, got.json()
 
 
-def test_a_cancelled_job_is_queued_with_what_it_was_asked_to_go_on_with(http: TestClient, cancelled: str) -> None:
+def test_cancelled_job_is_requeued_with_the_requested_gpus(http: TestClient, cancelled: str) -> None:
     status, job = answer(http, gpus=24)
     assert (status, job["id"], job["status"], job["config"]["resumed"]["gpus"]) == (200, cancelled, "queued", 24)
     assert http.get(f"/v1/jobs/{cancelled}").json()["status"] == "queued"
@@ -34,19 +34,19 @@ def test_a_cancelled_job_is_queued_with_what_it_was_asked_to_go_on_with(http: Te
     assert (event["key"], event["payload"]["gpus"], event["payload"]["resume_from"]) == (cancelled, 24, "latest")
 
 
-def test_without_a_body_it_goes_on_from_its_newest_checkpoint(http: TestClient, cancelled: str) -> None:
+def test_resume_without_body_uses_the_newest_checkpoint(http: TestClient, cancelled: str) -> None:
     job = http.post(f"/v1/jobs/{cancelled}/resume").json()
     assert (job["status"], job["config"]["resumed"]) == ("queued", {"times": 1, "sent_back": [], "gpus": None})
 
 
-def test_one_that_runs_or_waits_is_a_conflict(http: TestClient, cancelled: str) -> None:
+def test_resuming_a_queued_job_is_a_conflict(http: TestClient, cancelled: str) -> None:
     assert answer(http)[0] == 200
     status, said = answer(http)
     assert (status, said["error_code"]) == (409, "RESOURCE_CONFLICT")
     assert said["message"] == "job 'j' is queued: cancel it first, to resume it with other settings"
 
 
-def test_what_is_not_there_is_said(http: TestClient, settings: Settings, cancelled: str) -> None:
+def test_resuming_from_a_missing_job_or_checkpoint_is_refused(http: TestClient, settings: Settings, cancelled: str) -> None:
     assert http.post("/v1/jobs/nothing/resume").status_code == 404
     Store(settings.store).put_manifest("s3://hanzo-ml/checkpoints/j/8", Manifest(kind="checkpoint", files=()))
     status, said = answer(http, resume_from=3)
@@ -56,7 +56,7 @@ def test_what_is_not_there_is_said(http: TestClient, settings: Settings, cancell
     assert http.get(f"/v1/jobs/{cancelled}").json()["status"] == "cancelled"
 
 
-def test_a_command_is_resumed_by_the_server_s_own_user_alone(
+def test_command_job_can_be_resumed_only_by_the_servers_own_user(
     http: TestClient, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As it is submitted: it has that user's rights."""

@@ -20,7 +20,7 @@ def run_id(http: TestClient) -> str:
 
 
 @pytest.mark.requirement("E6", "E11")
-def test_an_experiment(http: TestClient) -> None:
+def test_experiment_is_created_listed_and_unique_by_name(http: TestClient) -> None:
     made = http.post("/v1/experiments", json={"name": "finance", "description": "qa", "owner": "ada"})
     assert made.status_code == 201
     experiment = made.json()
@@ -45,7 +45,7 @@ def test_an_experiment_sums_the_gpu_hours_of_its_runs(http: TestClient, settings
 
 
 @pytest.mark.requirement("E1", "E7")
-def test_a_run_from_queue_to_end(http: TestClient) -> None:
+def test_run_passes_from_queued_to_completed(http: TestClient) -> None:
     body = {"experiment_name": "finance", "name": "qlora", "status": "queued", "params": {"lora_rank": 64, "lr": 2e-5}}
     made = http.post("/v1/runs", json=body)
     assert made.status_code == 201
@@ -61,7 +61,7 @@ def test_a_run_from_queue_to_end(http: TestClient) -> None:
     assert [found["id"] for found in listed] == [run["id"]]
 
 
-def test_a_run_says_whose_it_is(http: TestClient) -> None:
+def test_run_shows_its_user(http: TestClient) -> None:
     made = http.post("/api/2.0/mlflow/runs/create", json={"experiment_id": "0", "user_id": "ada"}).json()["run"]["info"]
     assert http.get(f"/v1/runs/{made['run_id']}").json()["user_id"] == "ada"
 
@@ -77,7 +77,7 @@ def test_a_run_says_whose_it_is(http: TestClient) -> None:
         ("cancelled", "KILLED"),
     ],
 )
-def test_a_status_is_one_of_mlflow_s(http: TestClient, run_id: str, ours: str, theirs: str) -> None:
+def test_run_status_maps_to_mlflow_status_and_back(http: TestClient, run_id: str, ours: str, theirs: str) -> None:
     """Either way: what is said in one's words is read in the other's."""
 
     def said() -> tuple[str, str]:
@@ -92,7 +92,7 @@ def test_a_status_is_one_of_mlflow_s(http: TestClient, run_id: str, ours: str, t
 
 
 @pytest.mark.requirement("E6", "G12", "Z7")
-def test_a_run_is_found_in_its_experiment_and_in_no_other(http: TestClient, run_id: str) -> None:
+def test_run_is_found_only_in_its_own_experiment(http: TestClient, run_id: str) -> None:
     run = http.get(f"/v1/runs/{run_id}").json()
     for prefix in ("/v1", "/api/v1"):
         assert http.get(f"{prefix}/experiments/{run['experiment_id']}/runs/{run_id}").json() == run
@@ -101,7 +101,7 @@ def test_a_run_is_found_in_its_experiment_and_in_no_other(http: TestClient, run_
         assert http.get(f"/v1/experiments/{elsewhere}").status_code == 404
 
 
-def test_what_is_deleted_is_hidden_until_it_is_restored(http: TestClient, run_id: str) -> None:
+def test_deleted_run_and_experiment_are_hidden_until_restored(http: TestClient, run_id: str) -> None:
     experiment = http.get(f"/v1/runs/{run_id}").json()["experiment_id"]
 
     def listed() -> tuple[list[str], list[str]]:
@@ -122,7 +122,7 @@ def test_what_is_deleted_is_hidden_until_it_is_restored(http: TestClient, run_id
 
 
 @pytest.mark.requirement("E3", "E4", "E7")
-def test_what_a_run_shows(http: TestClient, settings: Settings, run_id: str, tmp_path: Path) -> None:
+def test_run_shows_metrics_params_and_artifacts(http: TestClient, settings: Settings, run_id: str, tmp_path: Path) -> None:
     metrics = [
         {"key": "train/loss", "value": 0.5, "step": 1, "timestamp": 10},
         {"key": "train/loss", "value": 0.25, "step": 2, "timestamp": 20},
@@ -186,7 +186,9 @@ def test_what_a_run_shows(http: TestClient, settings: Settings, run_id: str, tmp
         ("POST", "/v1/runs/RUN/artifacts", None, 400),
     ],
 )
-def test_refusals(http: TestClient, run_id: str, method: str, path: str, body: object, status: int) -> None:
+def test_invalid_request_is_refused_with_code_and_message(
+    http: TestClient, run_id: str, method: str, path: str, body: object, status: int
+) -> None:
     answer = http.request(method, path.replace("RUN", run_id), json=body)
     assert (answer.status_code, set(answer.json())) == (status, {"error_code", "message"})
 
@@ -201,7 +203,7 @@ def test_refusals(http: TestClient, run_id: str, method: str, path: str, body: o
     ],
     ids=["key in the query", "key in the form", "the file's own name", "key in both"],
 )
-def test_an_artifact_that_comes_in_a_form_is_the_file_in_it(
+def test_artifact_sent_as_form_stores_the_contained_file(
     http: TestClient, run_id: str, query: dict[str, str], fields: dict[str, str], key: str, content: bytes
 ) -> None:
     """`curl -F file=@h.txt` had the form around the file stored, with a checksum of that, and was told 201."""
@@ -235,7 +237,7 @@ PART = b'--x\r\ncontent-disposition: form-data; name="file"; filename="%s"\r\n\r
     ],
     ids=["a field", "two files", "no name", "a name that climbs", "cut off", "not a form", "not what was promised"],
 )
-def test_a_form_that_is_no_artifact_stores_nothing_and_says_how_to_send_one(
+def test_malformed_artifact_form_is_refused_with_a_hint_and_stores_nothing(
     http: TestClient, run_id: str, body: bytes, headers: dict[str, str], says: str
 ) -> None:
     answer = http.post(f"/v1/runs/{run_id}/artifacts", content=body, headers={**BOUNDARY, **headers})
@@ -243,7 +245,7 @@ def test_a_form_that_is_no_artifact_stores_nothing_and_says_how_to_send_one(
     assert http.get(f"/v1/runs/{run_id}").json()["artifacts"] == []
 
 
-def test_an_artifact_s_checksum_is_that_of_the_file_in_its_form(http: TestClient, run_id: str) -> None:
+def test_checksum_header_of_an_artifact_form_applies_to_the_contained_file(http: TestClient, run_id: str) -> None:
     headers = {"x-checksum-sha256": hashlib.sha256(b"hello").hexdigest()}
     sent = http.post(f"/v1/runs/{run_id}/artifacts", headers=headers, files={"file": ("a", b"hello")})
     assert (sent.status_code, sent.json()["size"]) == (201, 5), sent.text
@@ -258,7 +260,7 @@ def test_an_artifact_s_checksum_is_that_of_the_file_in_its_form(http: TestClient
         ("jobs", {"name": "x", "model": "  "}),
     ],
 )
-def test_a_name_that_nobody_can_see_is_refused(http: TestClient, path: str, named: dict[str, str]) -> None:
+def test_blank_name_is_refused(http: TestClient, path: str, named: dict[str, str]) -> None:
     """It was an empty cell in the lists."""
     answer = http.post(f"/v1/{path}", json=named)
     key = [*named][-1]
@@ -276,13 +278,13 @@ def test_a_refused_run_leaves_no_experiment(http: TestClient) -> None:
 
 
 @pytest.mark.parametrize("asked", ["events?after", "audit?after", "audit?since"])
-def test_a_place_beyond_all_records_is_refused(http: TestClient, asked: str) -> None:
+def test_event_offset_beyond_64_bits_is_refused(http: TestClient, asked: str) -> None:
     assert http.get(f"/v1/{asked}={2**63 - 1}").json()["events"] == []
     assert http.get(f"/v1/{asked}={10**20}").status_code == 400
 
 
 @pytest.mark.parametrize("path", ["/v1/jobs/estimate", "/v1/hpo"])
-def test_half_a_character_is_no_json(http: TestClient, path: str) -> None:
+def test_lone_surrogate_in_json_body_is_refused(http: TestClient, path: str) -> None:
     body = b'{"name": "\\ud800", "command": ["\\ud800"]}'
     answer = http.post(path, content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == 400 and "\\ud800" not in answer.text

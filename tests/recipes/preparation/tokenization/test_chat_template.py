@@ -27,7 +27,7 @@ QUESTION = {"instruction": "Who?", "answer": "She."}
 
 @pytest.mark.parametrize("template", [WITH_TOOLS, SEVERAL, {"default": WITH_TOOLS}])
 @pytest.mark.parametrize("tools", [TOOLS, json.dumps(TOOLS), [], "", "null", None])
-def test_a_conversation_with_tools_becomes_what_the_library_makes_of_it(tmp_path: Path, template: Any, tools: Any) -> None:
+def test_conversation_with_tools_is_tokenized_like_transformers(tmp_path: Path, template: Any, tools: Any) -> None:
     own = make_tokenizer()
     own.chat_template = template
     given = json.loads(tools or "null") if isinstance(tools, str) else tools
@@ -39,7 +39,7 @@ def test_a_conversation_with_tools_becomes_what_the_library_makes_of_it(tmp_path
     assert learned(found) == "The keeper.<|im_end|>"
 
 
-def test_training_on_records_and_evaluation_see_the_tools_too() -> None:
+def test_raw_record_training_and_evaluation_include_tools() -> None:
     own = make_tokenizer()
     own.chat_template = SEVERAL
     (found,) = tokenize_records(own, [parse_record({"messages": MESSAGES, "tools": TOOLS})], None)
@@ -49,7 +49,7 @@ def test_training_on_records_and_evaluation_see_the_tools_too() -> None:
     assert prompt_tokens(found) == own(prompt, add_special_tokens=False)["input_ids"]
 
 
-def test_equal_conversations_with_other_tools_are_not_equal() -> None:
+def test_record_digest_depends_on_tools() -> None:
     def known_by(**more: Any) -> str:
         return digest_record({"messages": MESSAGES, **more}, Layout.MESSAGES).hex()
 
@@ -59,14 +59,14 @@ def test_equal_conversations_with_other_tools_are_not_equal() -> None:
     assert len({known_by(), known_by(tools=TOOLS), known_by(tools=TOOLS * 2)}) == 3
 
 
-def test_questions_and_conversations_without_tools_take_the_default_of_several_templates(tmp_path: Path) -> None:
+def test_default_template_is_used_without_tools(tmp_path: Path) -> None:
     rows = [QUESTION, {"messages": MESSAGES}]
     layouts = [Layout.INSTRUCTION, Layout.MESSAGES]
     several = record_tokenizer(tmp_path / "several", SEVERAL).tokenize(rows, layouts)
     assert several == record_tokenizer(tmp_path / "one", PLAIN).tokenize(rows, layouts)
 
 
-def test_several_templates_without_a_default_are_refused_with_their_names_where_one_is_needed(tmp_path: Path) -> None:
+def test_multiple_templates_without_a_default_are_refused_when_one_is_needed(tmp_path: Path) -> None:
     tokenizer = record_tokenizer(tmp_path, {"rag": CHAT_TEMPLATE, "tool_use": WITH_TOOLS})
     (text,) = tokenizer.tokenize([{"text": "The lamp burns."}], [Layout.TEXT])
     (called,) = tokenizer.tokenize([{"messages": MESSAGES, "tools": TOOLS}], [Layout.MESSAGES])
@@ -77,7 +77,7 @@ def test_several_templates_without_a_default_are_refused_with_their_names_where_
         tokenizer.tokenize([QUESTION], [Layout.INSTRUCTION])
 
 
-def test_tools_that_are_no_json_since_they_were_masked_are_rejected_with_their_line(tmp_path: Path) -> None:
+def test_tools_made_invalid_json_by_masking_are_rejected(tmp_path: Path) -> None:
     """A key whose end is missing is masked to the end of the text, and takes its brackets along."""
     kept, spoilt = (
         [{"name": "sign", "description": text}] for text in ("as a@example.com", "-----BEGIN PRIVATE KEY----- x")

@@ -114,7 +114,7 @@ def learned_prompt(tokenizer: Any, messages: list[dict[str, Any]], tools: Any) -
 
 
 @pytest.mark.parametrize("name", CONVERSATIONS)
-def test_training_reads_what_the_engine_is_asked(engine: tuple[LlamaCpp, Any], name: str) -> None:
+def test_training_prompt_equals_engine_prompt(engine: tuple[LlamaCpp, Any], name: str) -> None:
     server, tokenizer = engine
     messages, tools = CONVERSATIONS[name]
     if messages[-1]["role"] == "assistant":
@@ -125,7 +125,7 @@ def test_training_reads_what_the_engine_is_asked(engine: tuple[LlamaCpp, Any], n
     assert learned_prompt(tokenizer, messages, tools) == server.tokenize(asked)
 
 
-def test_what_parquet_adds_to_calls_of_two_tools_is_not_learned(engine: tuple[LlamaCpp, Any], tmp_path: Path) -> None:
+def test_null_arguments_added_by_parquet_are_not_learned(engine: tuple[LlamaCpp, Any], tmp_path: Path) -> None:
     server, tokenizer = engine
     calls = [calling("weather", {"city": "Lund"}), calling("left", {"left": 1, "right": 2})]
     rows = [{"messages": [ASKED, call, TOLD, ANSWERED], "tools": TOOLS} for call in calls]

@@ -118,7 +118,7 @@ def whole(tokenizer: Tokenizer, texts: list[str]) -> list[bytes]:
 
 @pytest.mark.parametrize("pattern", CUTTERS)
 @pytest.mark.parametrize("composes", [False, True])
-def test_pieces_become_what_the_whole_text_does(pattern: str, composes: bool) -> None:
+def test_cached_pieces_encode_like_the_whole_text(pattern: str, composes: bool) -> None:
     tokenizer = Tokenizer.from_str(TOKENIZERS[pattern].to_str())
     if composes:
         tokenizer.normalizer = normalizers.NFC()
@@ -140,7 +140,7 @@ def test_pieces_become_what_the_whole_text_does(pattern: str, composes: bool) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pattern", CUTTERS)
-def test_every_character_is_cut_as_the_tokenizer_cuts_it(pattern: str) -> None:
+def test_translated_pattern_splits_every_character_like_the_tokenizer(pattern: str) -> None:
     """Of all characters but those that libraries know differently, each beside letters, digits, spaces and itself."""
     known = [letter for letter in map(chr, range(0x10000)) if not is_ambiguous(letter)]
     assert len(known) > 50_000
@@ -160,27 +160,27 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize("why", UNKNOWN)
-def test_a_tokenizer_that_cuts_otherwise_is_given_whole_texts(why: str) -> None:
+def test_tokenizer_with_unknown_split_pattern_encodes_whole_texts(why: str) -> None:
     tokenizer = UNKNOWN[why]
     texts = ["the keeper  counts 123 \n ships", " <|im_end|> and", "", "don't"]
     assert find_split_pattern(tokenizer) is None
     assert PieceTokenizer(tokenizer).encode(texts) == whole(tokenizer, texts)
 
 
-def test_a_tokenizer_that_changes_texts_before_is_given_whole_texts() -> None:
+def test_tokenizer_with_text_changing_normalizer_encodes_whole_texts() -> None:
     tokenizer = trained(GPT2_BYTES)
     tokenizer.normalizer = normalizers.Lowercase()
     assert find_split_pattern(tokenizer) is None
     assert PieceTokenizer(tokenizer).encode(["The KEEPER"]) == whole(tokenizer, ["the keeper"])
 
 
-def test_merges_by_chance_are_not_remembered() -> None:
+def test_tokenizer_with_bpe_dropout_is_not_cached() -> None:
     tokenizer = trained(GPT2_BYTES)
     tokenizer.model.dropout = 0.5
     assert find_split_pattern(tokenizer) is None
 
 
-def test_what_is_remembered_stays_little(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_piece_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Long words are not kept, and when there are too many those of before are forgotten."""
     monkeypatch.setattr(piece_tokenizer, "MAX_CACHED_TEXTS", 300)
     tokenizer = TOKENIZERS[GPT2]
@@ -199,7 +199,7 @@ def test_what_is_remembered_stays_little(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("pattern", CUTTERS)
-def test_a_text_is_parted_only_where_its_parts_become_what_it_does(pattern: str) -> None:
+def test_text_is_split_only_where_parts_encode_like_the_whole(pattern: str) -> None:
     tokenizer = TOKENIZERS[pattern]
     remembering = PieceTokenizer(tokenizer)
     parted = []
@@ -217,7 +217,7 @@ def test_a_text_is_parted_only_where_its_parts_become_what_it_does(pattern: str)
     assert parted
 
 
-def test_a_class_is_spelled_out_in_ranges() -> None:
+def test_character_class_is_expanded_to_code_ranges() -> None:
     assert pre_tokenizer_patterns.format_code_ranges(
         pre_tokenizer_patterns.find_class_members(r"[^\s\p{L}\p{N}]")
     ).startswith(r"\u0000-\u0008\u000e-\u001f\u0021-\u002f\u003a-\u0040")

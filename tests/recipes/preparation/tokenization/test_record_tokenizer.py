@@ -40,9 +40,7 @@ def ending_with_text(folder: Path, template: str) -> RecordTokenizer:
 
 @pytest.mark.parametrize("template", [CHAT_TEMPLATE, TRIMMING])
 @pytest.mark.parametrize("question", ["Who keeps the lamp?", "  spaces around \n", "a <|im_end|> inside", "◆probe◆"])
-def test_a_question_becomes_what_the_library_makes_of_it_with_its_answer(
-    tmp_path: Path, template: str, question: str
-) -> None:
+def test_instruction_record_is_tokenized_like_transformers(tmp_path: Path, template: str, question: str) -> None:
     own = make_tokenizer()
     own.chat_template = template
     (found,) = record_tokenizer(tmp_path, template, system_prompt="Be brief.").tokenize(
@@ -57,7 +55,7 @@ def test_a_question_becomes_what_the_library_makes_of_it_with_its_answer(
     assert found.runs == [len(prompt), len(answer)]
 
 
-def test_of_a_conversation_every_turn_of_the_assistant_is_learned_with_its_end(tmp_path: Path) -> None:
+def test_every_assistant_turn_is_learned_with_its_end_token(tmp_path: Path) -> None:
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Who keeps the lamp?"},
@@ -97,7 +95,7 @@ ROLES = {"s": "system", "u": "user", "a": "assistant"}
 
 
 @pytest.mark.parametrize("template", [CHAT_TEMPLATE, TRIMMING, THINKING, SYSTEM_WITH_THE_USER, LOOKING, CUTTING])
-def test_a_conversation_that_is_filled_in_becomes_what_a_rendered_one_does(tmp_path: Path, template: str) -> None:
+def test_conversation_split_at_spans_is_tokenized_like_a_rendered_one(tmp_path: Path, template: str) -> None:
     tokenizer = record_tokenizer(tmp_path, template)
     own = make_tokenizer()
     own.chat_template = template
@@ -127,7 +125,7 @@ def test_texts_and_completions_end_with_the_end_token(tmp_path: Path) -> None:
     assert learned(completion) == " burns.<|im_end|>"
 
 
-def test_texts_that_hold_their_first_and_last_token_do_not_get_them_twice(tmp_path: Path) -> None:
+def test_start_and_end_tokens_in_text_are_not_duplicated(tmp_path: Path) -> None:
     """As they do that somebody else's chat template wrote; TRL leaves the end token out too."""
     tokenizer = record_tokenizer(tmp_path)
     tokenizer._start_tokens = pack_ids([BEGIN])
@@ -165,9 +163,7 @@ ENDS: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("name", ENDS)
-def test_an_answer_ends_as_the_template_ends_it_whether_it_is_one_of_a_conversation_or_not(
-    tmp_path: Path, name: str
-) -> None:
+def test_answer_ends_like_the_template_in_instructions_and_conversations(tmp_path: Path, name: str) -> None:
     """The end token alone was learned of an answer to an instruction, and the template's of the same as messages."""
     template, expected = ENDS[name]
     tokenizer = ending_with_text(tmp_path, template)
@@ -184,7 +180,7 @@ def test_an_answer_ends_as_the_template_ends_it_whether_it_is_one_of_a_conversat
     assert prompt_tokens(asked) == prompt
 
 
-def test_what_the_assistant_says_of_the_end_token_does_not_end_its_turn(tmp_path: Path) -> None:
+def test_end_token_spelled_in_an_answer_does_not_end_its_turn(tmp_path: Path) -> None:
     tokenizer = ending_with_text(tmp_path, ENDS["another end"][0])
     said = "A text ends with <|endoftext|> or not."
     messages = [{"role": "user", "content": "How?"}, {"role": "assistant", "content": said}]
@@ -192,7 +188,7 @@ def test_what_the_assistant_says_of_the_end_token_does_not_end_its_turn(tmp_path
     assert learned(found) == f"{said}<|im_end|>\n"
 
 
-def test_every_turn_is_learned_where_the_template_ends_a_conversation_with_a_token_of_its_own(tmp_path: Path) -> None:
+def test_every_turn_is_learned_when_template_has_a_conversation_end_token(tmp_path: Path) -> None:
     """Phi-3's: of several turns all such conversations were refused."""
     tokenizer = ending_with_text(tmp_path, ENDS["an end of all"][0])
     messages = [
@@ -207,7 +203,7 @@ def test_every_turn_is_learned_where_the_template_ends_a_conversation_with_a_tok
     assert learned(found) == "The keeper.<|im_end|>\nShe does.<|im_end|>\n"
 
 
-def test_a_text_that_goes_on_from_another_gets_no_space_of_its_own(tmp_path: Path) -> None:
+def test_completion_gets_no_extra_leading_space(tmp_path: Path) -> None:
     """Of tokenizers such as Llama 2's, which put one before each text: a completion began with two."""
     spaced = Tokenizer(models.BPE(unk_token="<unk>"))
     spaced.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
@@ -240,7 +236,7 @@ def test_preference_data_is_refused_with_its_reason(tmp_path: Path) -> None:
     assert "preference training" in str(found)
 
 
-def test_a_template_that_writes_the_day_is_refused_unless_the_day_is_given(tmp_path: Path) -> None:
+def test_template_reading_the_date_is_refused_unless_date_is_set(tmp_path: Path) -> None:
     dated = "{% if date_string is not defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}{{ date_string }}"
     row = {"instruction": "Who?", "answer": "She."}
     with pytest.raises(BadConfiguration, match=r"template_arguments\.date_string"):
@@ -262,12 +258,12 @@ def test_a_cut_record_keeps_its_mask(length: int, ids: list[int], runs: list[int
     assert (cut.ids, cut.runs, cut.teaches) == (ids, runs, teaches)
 
 
-def test_the_first_token_teaches_nothing() -> None:
+def test_record_of_one_token_has_nothing_to_learn() -> None:
     assert not Tokens(pack_ids([1]), [0, 1]).teaches
     assert Tokens(pack_ids([1, 2]), [0, 2]).teaches
 
 
-def test_a_question_comes_with_its_input_and_its_system_message(tmp_path: Path) -> None:
+def test_prompt_includes_input_and_system_message_of_the_record(tmp_path: Path) -> None:
     own = make_tokenizer()
     tokenizer = record_tokenizer(tmp_path, system_prompt="Be brief.")
     row = {"instruction": "Translate.", "answer": "Lampe"}
@@ -298,7 +294,7 @@ def test_a_turn_of_weight_zero_is_not_learned(tmp_path: Path) -> None:
     assert make_tokenizer().decode(found.ids) == make_tokenizer().apply_chat_template(messages, tokenize=False)
 
 
-def test_a_run_that_began_before_reads_records_as_they_are_stored(tmp_path: Path) -> None:
+def test_older_run_renders_records_as_stored(tmp_path: Path) -> None:
     """Its tools have the keys that they were stored with, an instruction stands alone, and every turn is learned."""
     tokenizer = make_tokenizer()
     tokenizer.chat_template = "{{ tools | tojson if tools }}" + CHAT_TEMPLATE

@@ -92,9 +92,7 @@ CONVERSATIONS = [
 
 
 @pytest.mark.parametrize("messages", CONVERSATIONS)
-def test_what_is_learned_is_what_the_library_marks_in_a_template_that_says_it(
-    tmp_path: Path, messages: list[dict[str, Any]]
-) -> None:
+def test_learned_tokens_equal_assistant_mask_of_transformers(tmp_path: Path, messages: list[dict[str, Any]]) -> None:
     own = make_tokenizer()
     own.chat_template = THOUGHTFUL
     marked = own.apply_chat_template(messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
@@ -107,13 +105,13 @@ def test_what_is_learned_is_what_the_library_marks_in_a_template_that_says_it(
     assert tokenizer.template.conversation(messages) == tokenizer.template._read(messages)
 
 
-def test_only_the_last_answer_is_learned_with_the_thoughts_that_the_template_puts_there(tmp_path: Path) -> None:
+def test_only_the_last_answer_is_learned_with_its_template_thoughts(tmp_path: Path) -> None:
     (found,) = record_tokenizer(tmp_path, THOUGHTFUL).tokenize([{"messages": CONVERSATIONS[0]}], [Layout.MESSAGES])
     assert learned(found) == f"The keeper.<|im_end|>{EMPTY}She does.<|im_end|>"
 
 
 @pytest.mark.parametrize("messages", CONVERSATIONS[:3])
-def test_thoughts_that_stand_before_every_answer_are_not_learned(tmp_path: Path, messages: list[dict[str, Any]]) -> None:
+def test_thoughts_that_template_adds_to_every_answer_are_not_learned(tmp_path: Path, messages: list[dict[str, Any]]) -> None:
     """They are switched off: for an answer that is asked for the template writes them itself."""
     tokenizer = record_tokenizer(tmp_path, THOUGHTFUL, template_arguments=THOUGHTLESS)
     whole, spans = tokenizer.template.conversation(messages)
@@ -123,7 +121,7 @@ def test_thoughts_that_stand_before_every_answer_are_not_learned(tmp_path: Path,
     assert tokenizer.template._read(messages) == (whole, spans)
 
 
-def test_a_turn_without_the_end_token_ends_where_the_template_ends_it() -> None:
+def test_turn_ends_at_template_end_marker_instead_of_end_token() -> None:
     """Of Qwen3's base models, whose texts end otherwise than their turns."""
     template = ChatTemplate(THOUGHTFUL, {"eos_token": "<|endoftext|>"}, {}, None, "<|endoftext|>")
     whole, spans = template.conversation(CONVERSATIONS[0])
@@ -136,14 +134,14 @@ RENAMING = CHAT_TEMPLATE.replace("message['role']", "message['role'] + ('' if lo
 
 
 @pytest.mark.parametrize("template", [COUNTING, TWICE, RENAMING])
-def test_where_it_is_not_sure_what_the_assistant_says_the_conversation_is_refused(tmp_path: Path, template: str) -> None:
+def test_conversation_with_ambiguous_assistant_spans_is_refused(tmp_path: Path, template: str) -> None:
     (found,) = record_tokenizer(tmp_path, template).tokenize([{"messages": CONVERSATIONS[0]}], [Layout.MESSAGES])
     assert isinstance(found, UnfitRecord)
     assert "message 2 is rendered differently by the chat template when others follow it" in str(found)
 
 
 @pytest.mark.parametrize("question", ["Who?", "Who sees?"])
-def test_where_marks_change_more_than_they_add_the_conversation_is_refused(tmp_path: Path, question: str) -> None:
+def test_conversation_whose_rendering_depends_on_marks_is_refused(tmp_path: Path, question: str) -> None:
     """Here the length of a question; of the longer one it has a digit more with a mark, and moves all that is behind it."""
     counted = THOUGHTFUL.replace("message.content + '<", "message.content ~ message.content | length ~ '<")
     messages = [user(question), assistant("The keeper."), user("And?"), assistant("She does.")]
@@ -154,7 +152,7 @@ def test_where_marks_change_more_than_they_add_the_conversation_is_refused(tmp_p
 
 
 @pytest.mark.parametrize(("word", "mark"), [("lamp", BEFORE_MARK), ("keeper", OWN_MARK)])
-def test_a_text_that_holds_what_marks_it_is_refused_not_learned_elsewhere(tmp_path: Path, word: str, mark: str) -> None:
+def test_text_containing_the_span_mark_is_refused(tmp_path: Path, word: str, mark: str) -> None:
     messages = json.loads(json.dumps(CONVERSATIONS[0]).replace(word, json.dumps(mark)[1:-1]))
     assert any(mark in message["content"] for message in messages)
     (found,) = record_tokenizer(tmp_path, THOUGHTFUL).tokenize([{"messages": messages}], [Layout.MESSAGES])

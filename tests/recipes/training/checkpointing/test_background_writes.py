@@ -61,7 +61,7 @@ class Held(Staging):
 
 
 @pytest.mark.parametrize("changed", [{}, {"method": "full", "dtype": "bfloat16"}], ids=str)
-def test_a_checkpoint_is_that_of_its_step_however_late_it_is_written(
+def test_late_background_write_contains_the_state_of_its_step(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any]
 ) -> None:
     at_once, late = (tmp_path / f"{name}-{len(changed)}" for name in ("at-once", "late"))
@@ -91,7 +91,7 @@ class Short(Sft):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["fsdp", pytest.param("deepspeed_zero2", marks=pytest.mark.long)])
-def test_where_one_process_has_no_memory_for_copies_a_checkpoint_is_made_all_the_same(
+def test_checkpoint_is_saved_when_one_process_lacks_memory_for_copies(
     place: Place, started: Forks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
     """It sent its part as the checkpoint began, and the others theirs when it was over: all of them waited two hours."""
@@ -113,7 +113,7 @@ def test_where_one_process_has_no_memory_for_copies_a_checkpoint_is_made_all_the
     [({"distributed": shape("fsdp", 1), **FULL}, 2), ({"distributed": shape("fsdp", 1)}, 1), ({"distributed": None}, 1)],
     ids=["all-save", "leader-saves", "alone"],
 )
-def test_memory_is_asked_for_as_many_processes_of_a_machine_as_save(
+def test_memory_check_counts_the_saving_processes_of_the_machine(
     place: Place,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -144,7 +144,7 @@ class Failed(Staging):
         return begun
 
 
-def test_what_cannot_be_written_ends_the_run_at_the_next_step_and_leaves_no_checkpoint(
+def test_failed_write_ends_the_run_at_the_next_step_without_a_checkpoint(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The next checkpoint may be an hour away."""
@@ -164,7 +164,7 @@ def test_what_cannot_be_written_ends_the_run_at_the_next_step_and_leaves_no_chec
     assert not [*(tmp_path / "full" / "checkpoints").iterdir()]
 
 
-def test_what_cannot_be_made_whole_ends_the_run_at_the_next_step_too(
+def test_failed_commit_ends_the_run_at_the_next_step(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """All is written, and the disk is full as the manifest is: it was noticed at the next checkpoint."""
@@ -191,7 +191,7 @@ def test_what_cannot_be_made_whole_ends_the_run_at_the_next_step_too(
     assert not [*(tmp_path / "not-whole" / "checkpoints").iterdir()]
 
 
-def test_a_part_waits_while_the_one_before_is_on_its_way(
+def test_part_upload_is_deferred_while_the_previous_one_is_running(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of two nodes, this is the first; the other may upload faster. Each uploaded what was its newest as it came to it."""

@@ -58,7 +58,7 @@ def go_on(machines: Sequence[CheckpointManager], *sent_back: int) -> list[dict[s
     return [node.result() for node in ended]
 
 
-def test_both_were_killed_before_anything_had_arrived(machines: list[CheckpointManager]) -> None:
+def test_resume_uploads_both_parts_when_none_had_arrived(machines: list[CheckpointManager]) -> None:
     save(machines, 4)
     save(machines, 6)
     forget(machines[0].store, f"{URI}/6")
@@ -66,7 +66,7 @@ def test_both_were_killed_before_anything_had_arrived(machines: list[CheckpointM
     assert machines[0].stored_steps() == [6, 4]
 
 
-def test_one_had_arrived_and_its_machine_is_gone(machines: list[CheckpointManager]) -> None:
+def test_resume_uses_uploaded_part_of_a_lost_machine(machines: list[CheckpointManager]) -> None:
     save(machines, 4)
     write(machines[1], 6, CheckpointPart(number=2, of=2, save="save-6"))
     machines[1].wait()
@@ -85,14 +85,14 @@ def put_record_back(store: Store) -> None:
     second.wait()
 
 
-def test_all_had_arrived_and_nobody_had_said_so(machines: list[CheckpointManager]) -> None:
+def test_resume_completes_a_checkpoint_whose_parts_all_arrived(machines: list[CheckpointManager]) -> None:
     save_without_saying_so(machines, 6)
     assert go_on(machines) == [of(6)] * 2
     assert not any(f"/{PARTS_FOLDER}/" in uri for uri in machines[0].store.list(URI))
 
 
 @pytest.mark.parametrize("removed", range(6))
-def test_a_checkpoint_whose_deletion_was_killed_is_not_made_whole_again(
+def test_partially_deleted_checkpoint_is_not_reassembled(
     machines: list[CheckpointManager], monkeypatch: pytest.MonkeyPatch, removed: int
 ) -> None:
     """A kill had left what told of its parts beside it, by which its manifest came back: of weights that had diverged."""
@@ -115,7 +115,7 @@ def test_a_checkpoint_whose_deletion_was_killed_is_not_made_whole_again(
     assert go_on(machines) == ([of(6)] * 2 if is_there else [None, None])
 
 
-def test_no_machine_looks_before_all_is_made_whole(
+def test_machines_fetch_only_after_assembly_is_complete(
     machines: list[CheckpointManager], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It fetched the one before, too: of a large model, for minutes."""
@@ -140,7 +140,7 @@ def test_no_machine_looks_before_all_is_made_whole(
     assert asked == [6, 6]
 
 
-def test_one_had_not_finished_its_part(machines: list[CheckpointManager]) -> None:
+def test_resume_falls_back_when_one_part_was_not_finished(machines: list[CheckpointManager]) -> None:
     save(machines, 4)
     write(machines[0], 6, CheckpointPart(number=1, of=2, save="save-6"))
     machines[0].wait()
@@ -148,7 +148,7 @@ def test_one_had_not_finished_its_part(machines: list[CheckpointManager]) -> Non
     assert machines[0].local_steps() == [4]
 
 
-def test_what_another_has_of_a_newer_step_does_not_stand_in_the_way(machines: list[CheckpointManager]) -> None:
+def test_orphaned_newer_parts_are_discarded_on_resume(machines: list[CheckpointManager]) -> None:
     """It is of weights that are no more, and would take a newer one's place among those that are kept."""
     save(machines, 4)
     for step in (10, 12, 14):
@@ -162,7 +162,7 @@ def test_what_another_has_of_a_newer_step_does_not_stand_in_the_way(machines: li
     assert go_on(machines) == [of(10, save="again")] * 2
 
 
-def test_a_run_that_begins_anew_has_nothing_of_before(machines: list[CheckpointManager]) -> None:
+def test_orphaned_parts_are_discarded_when_run_starts_from_the_beginning(machines: list[CheckpointManager]) -> None:
     for step in (10, 12, 14):
         write(machines[1], step, CheckpointPart(number=2, of=2, save="lost"))
     machines[1].wait()
@@ -170,13 +170,13 @@ def test_a_run_that_begins_anew_has_nothing_of_before(machines: list[CheckpointM
     assert machines[1].local_steps() == []
 
 
-def test_the_machines_have_changed_places(machines: list[CheckpointManager]) -> None:
+def test_resume_survives_swapped_node_ranks(machines: list[CheckpointManager]) -> None:
     save(machines, 6)
     forget(machines[0].store, f"{URI}/6")
     assert go_on(machines[::-1]) == [of(6)] * 2
 
 
-def test_a_part_that_was_spoiled_falls_back_to_the_one_before(
+def test_corrupt_local_part_falls_back_to_previous_checkpoint(
     machines: list[CheckpointManager], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Neither of the two had arrived."""
@@ -188,7 +188,7 @@ def test_a_part_that_was_spoiled_falls_back_to_the_one_before(
     assert "checkpoint 6 rows-2 has 7 bytes" in capsys.readouterr().out
 
 
-def test_what_is_broken_in_the_store_is_brought_once_more(machines: list[CheckpointManager]) -> None:
+def test_checkpoint_corrupt_in_the_store_is_uploaded_again(machines: list[CheckpointManager]) -> None:
     """Both had their parts of it, and went on from the one before. One deletes what it finds; the other may see that."""
     save(machines, 4)
     save(machines, 6)
@@ -198,7 +198,7 @@ def test_what_is_broken_in_the_store_is_brought_once_more(machines: list[Checkpo
     assert go_on(machines) == [of(6)] * 2
 
 
-def test_what_is_broken_in_the_store_and_lost_here_is_fallen_back_from_in_the_end(machines: list[CheckpointManager]) -> None:
+def test_corrupt_upload_with_lost_part_falls_back_to_previous_checkpoint(machines: list[CheckpointManager]) -> None:
     save(machines, 4)
     save(machines, 6)
     machines[0].store.put_bytes(f"{URI}/6/rows-2", b"spoiled")
@@ -208,7 +208,7 @@ def test_what_is_broken_in_the_store_and_lost_here_is_fallen_back_from_in_the_en
     assert go_on(machines) == [of(4)] * 2
 
 
-def test_the_best_is_brought_with_the_newest(machines: list[CheckpointManager]) -> None:
+def test_best_and_newest_checkpoint_are_uploaded_on_resume(machines: list[CheckpointManager]) -> None:
     save(machines, 4, loss=1.0)
     save(machines, 6, loss=2.0)
     save(machines, 8, loss=3.0)
@@ -219,7 +219,7 @@ def test_the_best_is_brought_with_the_newest(machines: list[CheckpointManager]) 
     assert best and rows_in(best[1]) == of(4)
 
 
-def test_parts_of_another_way_than_the_first(machines: list[CheckpointManager]) -> None:
+def test_parts_of_a_branch_are_assembled(machines: list[CheckpointManager]) -> None:
     save(machines, 4)
     ways = [checkpoints.branch("from-4", 4) for checkpoints in machines]
     save(ways, 6, "second way")
@@ -228,15 +228,13 @@ def test_parts_of_another_way_than_the_first(machines: list[CheckpointManager]) 
     assert machines[0].stored_steps() == [4] and ways[0].stored_steps() == [6]
 
 
-def test_one_machine_goes_on_with_the_parts_that_two_have_uploaded(
-    machines: list[CheckpointManager], tmp_path: Path
-) -> None:
+def test_one_machine_resumes_from_the_parts_of_two(machines: list[CheckpointManager], tmp_path: Path) -> None:
     save(machines, 6)
     _, found = agree_on_checkpoint(machines[0], "latest", (), ProcessGroup())
     assert found and rows_in(found[1]) == of(6)
 
 
-def test_a_step_that_is_asked_for_is_brought(machines: list[CheckpointManager]) -> None:
+def test_requested_step_is_uploaded_and_resumed_from(machines: list[CheckpointManager]) -> None:
     """It is here on both, and was left out as uploads were slow."""
     for step in (4, 6, 8):
         save(machines, step)
@@ -244,7 +242,7 @@ def test_a_step_that_is_asked_for_is_brought(machines: list[CheckpointManager]) 
     assert go_on(machines, 6) == [of(6)] * 2
 
 
-def test_a_part_whose_others_are_lost_is_not_the_best(machines: list[CheckpointManager]) -> None:
+def test_incomplete_checkpoint_is_not_selected_as_best(machines: list[CheckpointManager]) -> None:
     """The run did not come to its end for it: the other part was on a machine that was replaced before it had arrived."""
     save(machines, 4, loss=1.0)
     save(machines, 6, loss=2.0)
@@ -257,7 +255,7 @@ def test_a_part_whose_others_are_lost_is_not_the_best(machines: list[CheckpointM
     assert best and best[0] == 6
 
 
-def test_a_machine_that_is_new_does_not_wait_for_what_is_the_best_there_alone(machines: list[CheckpointManager]) -> None:
+def test_new_machine_does_not_wait_for_its_own_local_best(machines: list[CheckpointManager]) -> None:
     """The other had a better one still, and as uploads were slow left this one out. At its end the run began again for it,
     and again.
     """
@@ -275,7 +273,7 @@ def test_a_machine_that_is_new_does_not_wait_for_what_is_the_best_there_alone(ma
     assert best and rows_in(best[1]) == of(4)
 
 
-def test_what_is_the_best_on_a_new_machine_alone_is_not_uploaded_at_each_start(machines: list[CheckpointManager]) -> None:
+def test_local_best_of_a_new_machine_is_not_uploaded_when_store_has_a_better_one(machines: list[CheckpointManager]) -> None:
     """The store has a better one. Of a large model, a part takes minutes."""
     save(machines, 4, loss=1.0)
     save(machines, 6, loss=4.0)
@@ -290,7 +288,7 @@ def test_what_is_the_best_on_a_new_machine_alone_is_not_uploaded_at_each_start(m
     assert machines[0].local_steps() == [10, 8, 6] and not machines[0].store.list(f"{URI}/8")
 
 
-def test_the_best_on_the_way_to_where_a_run_is_sent_back_is_brought(machines: list[CheckpointManager]) -> None:
+def test_best_checkpoint_before_the_rewind_step_is_uploaded(machines: list[CheckpointManager]) -> None:
     """A better one came after it, and uploads were slow: no store had it, and another was published."""
     save(machines, 4, loss=1.0)
     save(machines, 6, loss=2.0)
@@ -301,7 +299,7 @@ def test_the_best_on_the_way_to_where_a_run_is_sent_back_is_brought(machines: li
     assert best and rows_in(best[1]) == of(4)
 
 
-def test_a_run_that_diverged_goes_back_to_parts_that_were_not_uploaded(machines: list[CheckpointManager]) -> None:
+def test_diverged_run_rolls_back_to_parts_not_yet_uploaded(machines: list[CheckpointManager]) -> None:
     """Uploads were slow and left it out: it went back further than one machine would have."""
     save(machines, 4)
     save(machines, 6)
@@ -316,7 +314,7 @@ def test_a_run_that_diverged_goes_back_to_parts_that_were_not_uploaded(machines:
     assert heal() == (6, machines[0].folder / "6")
 
 
-def test_machines_that_change_places_after_a_divergence_go_back_all_the_same(machines: list[CheckpointManager]) -> None:
+def test_rollback_survives_swapped_node_ranks(machines: list[CheckpointManager]) -> None:
     """The second had fetched a checkpoint that proved to be spoilt, and leads from here on."""
     for step in (4, 6, 8):
         save(machines, step)
@@ -330,7 +328,7 @@ def test_machines_that_change_places_after_a_divergence_go_back_all_the_same(mac
     assert go_on(machines[::-1]) == [of(6)] * 2
 
 
-def test_what_had_arrived_of_what_is_lost_is_deleted_on_every_way(
+def test_uploaded_parts_of_lost_checkpoints_are_deleted_in_all_branches(
     machines: list[CheckpointManager], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Only the newest way had its halves deleted, and those of the others stayed in the store for ever."""
@@ -349,7 +347,7 @@ def test_what_had_arrived_of_what_is_lost_is_deleted_on_every_way(
     assert "checkpoint 6 was deleted from the store" in told and "checkpoint 8 was deleted from the store" in told
 
 
-def test_no_run_ends_for_what_a_store_does_not_let_it_delete(
+def test_failed_deletion_of_lost_parts_does_not_end_the_run(
     machines: list[CheckpointManager], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save(machines, 4)
@@ -365,7 +363,7 @@ def test_no_run_ends_for_what_a_store_does_not_let_it_delete(
     assert all(f"checkpoint {step} lost its other parts, but was not deleted: PermissionError" in told for step in (6, 8))
 
 
-def test_what_is_half_there_and_whole_on_a_machine_stays_there(machines: list[CheckpointManager]) -> None:
+def test_partial_upload_of_a_locally_complete_checkpoint_is_kept(machines: list[CheckpointManager]) -> None:
     """It goes on arriving: what of it is there is not sent once more."""
     store, (first, _) = machines[0].store, machines
     for step in (4, 6):
@@ -377,7 +375,7 @@ def test_what_is_half_there_and_whole_on_a_machine_stays_there(machines: list[Ch
     assert f"{URI}/4/rows-1" in store.list(URI)
 
 
-def test_the_newest_that_is_complete_is_wanted() -> None:
+def test_newest_complete_save_is_wanted() -> None:
     six, eight = [found(6, 1, "a"), found(6, 2, "a")], [found(8, 1, "b"), found(8, 2, "b")]
     assert wanted([*six, *eight]) == {"b"}
     assert wanted([*six, eight[0]]) == {"a"}
@@ -403,7 +401,7 @@ def on_s3(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list
     return [CheckpointManager(tmp_path / name, Store(s3.address, VARIABLES), URI, 3) for name in ("first", "second")]
 
 
-def test_a_part_that_the_store_refuses_once_is_sent_again(on_s3: list[CheckpointManager], s3: S3Server) -> None:
+def test_part_upload_is_retried_after_one_refusal(on_s3: list[CheckpointManager], s3: S3Server) -> None:
     """As it is in the background: that start ended with it, and with it those of all other machines."""
     save(on_s3, 6)
     forget(on_s3[0].store, f"{URI}/6")
@@ -412,16 +410,14 @@ def test_a_part_that_the_store_refuses_once_is_sent_again(on_s3: list[Checkpoint
     assert s3.refusing == 0
 
 
-def test_the_manifest_of_a_whole_that_the_store_refuses_once_is_put_again(
-    on_s3: list[CheckpointManager], s3: S3Server
-) -> None:
+def test_manifest_upload_is_retried_after_one_refusal(on_s3: list[CheckpointManager], s3: S3Server) -> None:
     save_without_saying_so(on_s3, 6)
     s3.refusing = 1
     assert go_on(on_s3) == [of(6)] * 2
     assert s3.refusing == 0
 
 
-def test_what_the_store_goes_on_to_refuse_ends_the_start_with_what_to_look_at(
+def test_persistent_store_refusal_ends_the_start_with_advice(
     on_s3: list[CheckpointManager], s3: S3Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And is still here."""
@@ -438,5 +434,5 @@ def test_what_the_store_goes_on_to_refuse_ends_the_start_with_what_to_look_at(
     assert found and rows_in(found[1]) == of(6, 1)
 
 
-def test_of_two_saves_of_a_step_one_is_brought() -> None:
+def test_only_one_of_two_saves_of_a_step_is_wanted() -> None:
     assert len(wanted([found(6, 1, "a"), found(6, 2, "a"), found(6, 2, "b"), found(6, 1, "b")])) == 1

@@ -37,7 +37,7 @@ OF_THE_MODEL = ("model", "adapter_model", "optimizer")
     ],
     ids=["lora", "full", "bfloat16", "eight bits", "fsdp"],
 )
-def test_it_is_as_large_as_was_reckoned(place: Place, started: Forks, tmp_path: Path, changed: dict[str, Any]) -> None:
+def test_checkpoint_size_matches_estimate(place: Place, started: Forks, tmp_path: Path, changed: dict[str, Any]) -> None:
     changed = {"max_steps": 2, "eval_steps": None, **changed}
     recipe = place.recipe.changed(changed)
     work = tmp_path / f"size-{'-'.join(map(str, changed))}-{recipe.computing_dtype}"
@@ -75,6 +75,6 @@ def test_it_is_as_large_as_was_reckoned(place: Place, started: Forks, tmp_path: 
         ),
     ],
 )
-def test_what_the_disks_must_hold_is_said(name: str, changed: dict[str, Any], words: str) -> None:
+def test_disk_usage_is_described(name: str, changed: dict[str, Any], words: str) -> None:
     recipe = Recipe.named(name).changed(changed)
     assert describe_disk_usage(recipe, checkpoint_bytes(recipe, resolve_shape(recipe))) == words

@@ -29,7 +29,7 @@ def limited(folder: Path, limit: str, version: int) -> Path:
 @pytest.mark.parametrize(
     ("limit", "free"), [("4000000", 1_000_000), ("2000000", 0), ("90000000000", MACHINE), ("max", MACHINE)]
 )
-def test_a_container_has_what_its_limit_leaves(tmp_path: Path, limit: str, free: int, version: int) -> None:
+def test_free_memory_respects_the_cgroup_limit(tmp_path: Path, limit: str, free: int, version: int) -> None:
     (tmp_path / "meminfo").write_text(MEMINFO)
     assert free_memory(tmp_path / "meminfo", limited(tmp_path / "cgroup", limit, version), tmp_path / "none") == free
 
@@ -39,7 +39,9 @@ def test_a_container_has_what_its_limit_leaves(tmp_path: Path, limit: str, free:
     ("step", "job", "free"),
     [("4000000", "max", 1_000_000), ("max", "4000000", 1_000_000), ("4000000", "3500000", 500_000), ("max", "max", MACHINE)],
 )
-def test_a_step_of_slurm_has_what_it_and_its_job_leave(tmp_path: Path, step: str, job: str, free: int, version: int) -> None:
+def test_free_memory_respects_slurm_job_and_step_limits(
+    tmp_path: Path, step: str, job: str, free: int, version: int
+) -> None:
     (tmp_path / "meminfo").write_text(MEMINFO)
     root = tmp_path / "cgroup"
     for path, limit in (("slurm/job_7", job), ("slurm/job_7/step_0", step), ("slurm/job_8", "1")):
@@ -54,7 +56,7 @@ def test_a_step_of_slurm_has_what_it_and_its_job_leave(tmp_path: Path, step: str
 
 
 @pytest.mark.parametrize("path", ["/../other", "/of/the:host"])
-def test_a_container_that_sees_a_path_outside_of_it_has_its_own_limit(tmp_path: Path, path: str) -> None:
+def test_free_memory_uses_own_limit_when_cgroup_path_is_outside_the_container(tmp_path: Path, path: str) -> None:
     (tmp_path / "meminfo").write_text(MEMINFO)
     (tmp_path / "own").write_text(f"0::{path}\n")
     (tmp_path / "other").mkdir()
@@ -63,7 +65,7 @@ def test_a_container_that_sees_a_path_outside_of_it_has_its_own_limit(tmp_path: 
     assert free_memory(tmp_path / "meminfo", root, tmp_path / "own") == 1_000_000
 
 
-def test_without_limits_it_is_the_machine_s(tmp_path: Path) -> None:
+def test_free_memory_is_that_of_the_machine_without_limits(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text(MEMINFO)
     assert free_memory(tmp_path / "meminfo", tmp_path / "none", tmp_path / "none") == MACHINE
     assert free_memory() > 0

@@ -7,7 +7,7 @@ from recipes.storage.artifact_store import MANIFEST_FILE
 from tests.recipes.training.training_workspace import CHECKPOINTS, Place, facts
 
 
-def test_what_arrives_late_spoils_no_checkpoint_of_the_same_step(place: Place, tmp_path: Path) -> None:
+def test_late_metric_request_does_not_corrupt_checkpoint_of_the_same_step(place: Place, tmp_path: Path) -> None:
     """Its points had other times: the run's newest checkpoint was broken in the store, and a new machine fell back."""
     work, killed = tmp_path / "late-request", tmp_path / "of-the-killed"
     uri = CHECKPOINTS.format(work.name)

@@ -49,7 +49,7 @@ def brought(machines: Sequence[CheckpointManager]) -> None:
         list(nodes.map(lambda rank: assemble_checkpoints(machines[rank], Node(rank, told, barrier)), range(2)))
 
 
-def test_the_first_alone_says_that_all_have_arrived_of_what_is_wanted(machines: list[CheckpointManager]) -> None:
+def test_first_machine_completes_only_the_newest_and_best_checkpoint(machines: list[CheckpointManager]) -> None:
     """The newest and the best; of another all parts are there too, and nobody needs it."""
     for step, loss in ((2, 1.0), (4, 2.0), (6, 3.0)):
         save_without_saying_so(machines, step, loss)
@@ -57,7 +57,7 @@ def test_the_first_alone_says_that_all_have_arrived_of_what_is_wanted(machines: 
     assert machines[0].stored_steps() == [6, 2]
 
 
-def test_a_part_that_has_arrived_is_not_sent_once_more(machines: list[CheckpointManager], sent: list[str]) -> None:
+def test_uploaded_part_is_not_sent_again(machines: list[CheckpointManager], sent: list[str]) -> None:
     save(machines, 6)
     record = (machines[1].folder / "6" / MANIFEST_FILE).read_bytes()
     forget(machines[0].store, f"{URI}/6/{MANIFEST_FILE}", f"{URI}/6/rows-1")
@@ -67,7 +67,7 @@ def test_a_part_that_has_arrived_is_not_sent_once_more(machines: list[Checkpoint
     assert sent == ["first 6"] and machines[0].stored_steps() == [6]
 
 
-def test_of_the_processes_of_a_machine_one_brings_and_of_all_one_looks_into_the_store(
+def test_one_process_per_machine_uploads_and_one_of_all_lists_the_store(
     machines: list[CheckpointManager], sent: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Another(ProcessGroup):
@@ -92,7 +92,7 @@ def test_of_the_processes_of_a_machine_one_brings_and_of_all_one_looks_into_the_
     assert sent == [] and rows_in(machines[0].folder / "6")
 
 
-def test_a_part_of_what_is_whole_in_the_store_stays(
+def test_local_part_of_a_complete_upload_is_kept(
     machines: list[CheckpointManager], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its machine would fetch it again; the other is a new one."""
@@ -102,7 +102,7 @@ def test_a_part_of_what_is_whole_in_the_store_stays(
     assert machines[0].local_steps() == [6] and LOST not in capsys.readouterr().out
 
 
-def test_parts_that_all_have_and_nobody_wants_now_stay(
+def test_local_parts_of_unneeded_complete_checkpoints_are_kept(
     machines: list[CheckpointManager], sent: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What is newer may turn out to be broken. The best is in the store."""
@@ -116,7 +116,9 @@ def test_parts_that_all_have_and_nobody_wants_now_stay(
     assert LOST not in capsys.readouterr().out
 
 
-def test_what_others_have_lost_is_said(machines: list[CheckpointManager], capsys: pytest.CaptureFixture[str]) -> None:
+def test_lost_parts_of_others_are_logged_and_discarded(
+    machines: list[CheckpointManager], capsys: pytest.CaptureFixture[str]
+) -> None:
     save(machines, 6)
     forget(machines[0].store, f"{URI}/6")
     shutil.rmtree(machines[1].folder)
@@ -124,20 +126,20 @@ def test_what_others_have_lost_is_said(machines: list[CheckpointManager], capsys
     assert machines[0].local_steps() == [] and f"checkpoint 6 {LOST}" in capsys.readouterr().out
 
 
-def test_what_the_store_says_of_a_checkpoint_counts_before_what_its_parts_say() -> None:
+def test_validation_loss_in_the_store_takes_precedence_over_parts() -> None:
     """It was evaluated after one machine had lost its part."""
     both = [found(step, number, f"save-{step}", loss=loss) for step, loss in ((2, 0.5), (4, None)) for number in (1, 2)]
     assert wanted(both, {4: 0.1, 6: None}) == set()
     assert wanted(both, {4: None, 6: None}) == {"save-2"}
 
 
-def test_which_of_two_saves_of_a_step_is_brought_does_not_depend_on_who_has_them() -> None:
+def test_choice_between_two_saves_is_independent_of_part_order() -> None:
     parts = [found(6, number, save) for save in "ba" for number in (1, 2)]
     assert find_complete_saves(parts) == find_complete_saves(parts[2:] + parts[:2])
 
 
 @pytest.mark.parametrize("way", [".", "from-4"])
-def test_a_part_that_lacks_nothing_but_its_name_is_brought(machines: list[CheckpointManager], way: str) -> None:
+def test_unrenamed_complete_part_is_uploaded(machines: list[CheckpointManager], way: str) -> None:
     """Its process was killed between the two. A copy that somebody has made is none, here and in the store."""
     ways = machines if way == "." else [checkpoints.branch(way, 4) for checkpoints in machines]
     save(ways, 6)

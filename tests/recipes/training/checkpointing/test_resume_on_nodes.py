@@ -52,22 +52,22 @@ def together(
         return [node.result() for node in [nodes.submit(one, rank) for rank in range(2)]]
 
 
-def test_a_run_that_has_none_begins_on_all(machines: list[CheckpointManager]) -> None:
+def test_run_without_checkpoint_starts_on_all_nodes(machines: list[CheckpointManager]) -> None:
     assert together(machines) == [(URI, None)] * 2
 
 
-def test_a_new_machine_has_the_newest(machines: list[CheckpointManager]) -> None:
+def test_new_node_resumes_from_the_newest_checkpoint(machines: list[CheckpointManager]) -> None:
     save(machines[0], 2, 4)
     assert together(machines) == [(URI, f"4 of {URI}")] * 2
 
 
-def test_the_first_one_s_newest_is_gone_on_from_though_it_did_not_reach_the_store(machines: list[CheckpointManager]) -> None:
+def test_nodes_resume_from_the_newest_local_checkpoint_of_the_first_node(machines: list[CheckpointManager]) -> None:
     save(machines[0], 2, 4)
     machines[0].store.delete(f"{URI}/4")
     assert together(machines) == [(URI, f"4 of {URI}")] * 2
 
 
-def test_what_another_one_has_that_is_newer_is_not(machines: list[CheckpointManager]) -> None:
+def test_newer_local_checkpoint_of_another_node_is_ignored(machines: list[CheckpointManager]) -> None:
     """The first was replaced, and what it had discarded lies on the other."""
     save(machines[1], 2, 4)
     machines[1].store.delete(f"{URI}/4")
@@ -75,26 +75,26 @@ def test_what_another_one_has_that_is_newer_is_not(machines: list[CheckpointMana
     assert machines[1].local_steps() == [2]
 
 
-def test_the_best_is_that_of_the_first_one(machines: list[CheckpointManager]) -> None:
+def test_best_checkpoint_is_that_of_the_first_node(machines: list[CheckpointManager]) -> None:
     save(machines[0], 2, validation_loss=1.0)
     save(machines[0], 4, validation_loss=2.0)
     machines[0].store.delete(f"{URI}/2")
     assert together(machines, "best") == [(f"{URI}/from-2", f"2 of {URI}")] * 2
 
 
-def test_a_step_that_the_first_one_alone_has(machines: list[CheckpointManager]) -> None:
+def test_requested_step_is_uploaded_by_the_first_node(machines: list[CheckpointManager]) -> None:
     save(machines[0], 2, 4)
     machines[0].store.delete(f"{URI}/2")
     assert together(machines, 2) == [(f"{URI}/from-2", f"2 of {URI}")] * 2
 
 
-def test_a_step_that_nobody_has_is_refused(machines: list[CheckpointManager]) -> None:
+def test_missing_requested_step_is_refused(machines: list[CheckpointManager]) -> None:
     save(machines[0], 2, 4)
     with pytest.raises(BadConfiguration, match="there is no valid checkpoint 3"):
         together(machines, 3)
 
 
-def test_a_run_that_was_sent_back_goes_on_along_its_own_way(machines: list[CheckpointManager]) -> None:
+def test_rewound_run_resumes_from_its_branch(machines: list[CheckpointManager]) -> None:
     save(machines[0], 2, 4, 6)
     assert together(machines, "latest", 4) == [(f"{URI}/from-4", f"4 of {URI}")] * 2
     way = machines[0].branch("from-4", 4)

@@ -34,7 +34,7 @@ def losses(result: object) -> dict[int, float | None]:
 
 
 @pytest.mark.slow
-def test_the_best_checkpoint_stays_beside_the_last_and_a_run_goes_back_to_it(place: Place, tmp_path: Path) -> None:
+def test_best_checkpoint_is_retained_and_run_can_resume_from_it(place: Place, tmp_path: Path) -> None:
     """It learns nothing that float32 could show: of equal losses the first is the best."""
     work = tmp_path / "back"
     policy = {"interval": "1h", "interval_steps": 1, "keep_last": 2}
@@ -61,7 +61,7 @@ def test_the_best_checkpoint_stays_beside_the_last_and_a_run_goes_back_to_it(pla
 
 
 @pytest.mark.slow
-def test_a_machine_that_has_nothing_goes_on_from_a_compressed_upload(place: Place, tmp_path: Path) -> None:
+def test_new_machine_resumes_from_a_compressed_upload(place: Place, tmp_path: Path) -> None:
     work = tmp_path / "compressed"
     policy = {"interval": "1h", "interval_steps": 1, "keep_last": 2, "compression": "zstd"}
     first = place.train(work, checkpoint=policy)
@@ -75,7 +75,7 @@ def test_a_machine_that_has_nothing_goes_on_from_a_compressed_upload(place: Plac
     assert losses(again) == losses(first)
 
 
-def test_a_checkpoint_of_another_recipe_is_refused_before_anything_is_loaded(
+def test_checkpoint_of_another_recipe_is_refused_before_loading(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work, other = tmp_path / "changed", make_tiny_model(tmp_path / "other", seed=1)
@@ -95,9 +95,7 @@ def test_a_checkpoint_of_another_recipe_is_refused_before_anything_is_loaded(
             place.train(work, **changed)
 
 
-def test_an_adapter_is_read_by_way_of_the_host_whatever_gpus_there_are(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_adapter_is_loaded_through_host_memory(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody says where to, the library reads it onto the first GPU: from every process of a machine."""
     work = tmp_path / "host"
     whole = place.train(work, max_steps=4)
@@ -108,7 +106,7 @@ def test_an_adapter_is_read_by_way_of_the_host_whatever_gpus_there_are(
     assert again.artifacts["adapter"].digest == whole.artifacts["adapter"].digest and losses(again) == losses(whole)
 
 
-def test_a_run_that_is_sent_back_goes_on_from_there_and_forgets_nothing_that_it_used(place: Place, tmp_path: Path) -> None:
+def test_rewound_run_resumes_from_its_rewind_step_and_keeps_used_checkpoints(place: Place, tmp_path: Path) -> None:
     """8 steps, back to 4, and back to 4 once more: each way has its own checkpoints, and ends as the first one did."""
     work = tmp_path / "sent-back"
     first = place.train(work)
@@ -154,7 +152,7 @@ def test_a_run_that_is_sent_back_goes_on_from_there_and_forgets_nothing_that_it_
     ("resume_from", "sent", "start"),
     [("best", [], 4), (4, [], 4), ("latest", [4], 4), (6, [2], 2), ("latest", [6, 4], 4), ("latest", [4, 6], 6)],
 )
-def test_what_a_run_has_come_by_is_known_on_its_way_and_nothing_else(
+def test_best_of_a_rewound_run_is_chosen_from_checkpoints_on_its_path(
     place: Place, tmp_path: Path, resume_from: Literal["latest", "best"] | int, sent: list[int], start: int
 ) -> None:
     """The best of all may be one of those; what it did before it went back, behind where that led to, is none of them."""
@@ -168,7 +166,7 @@ def test_what_a_run_has_come_by_is_known_on_its_way_and_nothing_else(
     assert way.local_steps() == []
 
 
-def test_of_two_checkpoints_of_a_step_the_one_that_the_run_saw_last_is_gone_back_to(place: Place, tmp_path: Path) -> None:
+def test_rewind_uses_the_latest_branch_with_that_step(place: Place, tmp_path: Path) -> None:
     """It went back to 2, came to 4 once more, and on to 6: those are its own, and not what it went back from."""
     checkpoints = place.checkpoints(tmp_path / "went-back-again")
     saved(checkpoints, 2, 4)
@@ -182,7 +180,7 @@ def test_of_two_checkpoints_of_a_step_the_one_that_the_run_saw_last_is_gone_back
         find_resume_checkpoint(checkpoints, "latest", [Rewind(step=2), Rewind(step=3)])
 
 
-def test_a_checkpoint_from_before_it_was_written_down_what_it_is_made_with_is_taken(place: Place, tmp_path: Path) -> None:
+def test_older_checkpoint_without_recipe_facts_is_checked_by_samples_seen(place: Place, tmp_path: Path) -> None:
     checkpoints = place.checkpoints(tmp_path / "older")
     seen = 3 * place.recipe.samples_per_step
     saved(checkpoints, 3, facts={SAMPLES_SEEN: seen})
@@ -205,7 +203,7 @@ class Paged(torch.optim.SGD):
         return room
 
 
-def test_what_was_paged_is_paged_again_once_it_was_loaded(tmp_path: Path) -> None:
+def test_paged_optimizer_states_are_paged_again_after_loading(tmp_path: Path) -> None:
     small, large = (torch.nn.Parameter(torch.zeros(size)) for size in (10, 200_000))
     optimizer = Paged([small, large], lr=0.1)
     moments = {weight: [torch.randn(weight.numel()) for _ in "12"] for weight in (small, large)}
@@ -226,7 +224,7 @@ def test_what_was_paged_is_paged_again_once_it_was_loaded(tmp_path: Path) -> Non
         assert all(moment.equal(before) for moment, before in zip(found, kept, strict=True))
 
 
-def test_what_it_does_once_more_is_logged_once_more() -> None:
+def test_metrics_of_rewound_steps_are_logged_again() -> None:
     sent = Rewind(step=4, done=8)
     known = ResumeFilter(
         step=4, newest={"train/loss": 8, "mine": 2}, repeated=[RepeatedSteps.from_time(sent.repeated_steps, sent.at)]

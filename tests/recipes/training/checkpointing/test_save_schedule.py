@@ -27,7 +27,7 @@ def saved(seconds_of_step: float, steps: int, policy: CheckpointPolicy) -> list[
 
 
 @pytest.mark.requirement("Z15")
-def test_time_comes_first_where_steps_are_slow() -> None:
+def test_slow_steps_save_by_time_interval() -> None:
     """Counted from the last checkpoint, whatever it was for: with steps of 25 minutes, an hour is over after three."""
     policy = CheckpointPolicy(interval="1h", interval_steps=1000)
     assert saved(25 * MINUTE, 8, policy) == [3, 6, 8]
@@ -36,11 +36,11 @@ def test_time_comes_first_where_steps_are_slow() -> None:
 
 
 @pytest.mark.requirement("Z15")
-def test_steps_come_first_where_they_are_fast() -> None:
+def test_fast_steps_save_by_step_interval() -> None:
     assert saved(1.0, 2500, CheckpointPolicy(interval="1h", interval_steps=1000)) == [1000, 2000, 2500]
 
 
-def test_a_checkpoint_for_its_step_starts_the_clock_anew() -> None:
+def test_checkpoint_by_step_interval_resets_the_time_interval() -> None:
     assert saved(25 * MINUTE, 9, CheckpointPolicy(interval="1h", interval_steps=4)) == [3, 4, 7, 8, 9]
 
 
@@ -53,7 +53,7 @@ def test_a_checkpoint_for_its_step_starts_the_clock_anew() -> None:
         ([math.nan, 2.0, math.nan, -math.inf, 1.0], [2, 5]),  # what is no number is never the best, nor better than one
     ],
 )
-def test_every_step_that_is_better_than_all_before_is_saved(losses: list[float], best: list[int]) -> None:
+def test_every_new_best_step_is_saved(losses: list[float], best: list[int]) -> None:
     """By no clock, and between the steps that are saved anyway."""
     saving, state = SaveBestCheckpoint(), TrainerState()
     found = []

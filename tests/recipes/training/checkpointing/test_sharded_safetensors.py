@@ -86,7 +86,7 @@ print(f"rank {group.rank} reads them", flush=True)
 
 
 @given(total=st.integers(0, 9), writers=st.integers(1, 4), readers=st.integers(1, 5))
-def test_the_rows_that_some_wrote_are_read_by_others(total: int, writers: int, readers: int) -> None:
+def test_shards_are_read_by_any_number_of_processes(total: int, writers: int, readers: int) -> None:
     whole = torch.arange(2.0 * total).view(total, 2)
     with TemporaryDirectory() as folder:
         written = [Path(folder, f"rows-{rank}.safetensors") for rank in range(writers)]
@@ -102,7 +102,7 @@ def test_the_rows_that_some_wrote_are_read_by_others(total: int, writers: int, r
         assert files.read("step") == 7.0
 
 
-def test_rows_follow_each_other_as_the_files_say(tmp_path: Path) -> None:
+def test_rows_are_ordered_by_file_metadata(tmp_path: Path) -> None:
     """Where weights are cut twice, the second process has no rows that follow those of the first."""
     whole = torch.arange(8.0).view(4, 2)
     for process, first in enumerate((0, 2, 1, 3)):
@@ -117,14 +117,14 @@ def test_rows_follow_each_other_as_the_files_say(tmp_path: Path) -> None:
     assert torch.cat(list(files.iter_pieces("weight"))).equal(whole)
 
 
-def test_files_of_an_earlier_version_are_read(tmp_path: Path) -> None:
+def test_shards_of_an_earlier_release_are_read(tmp_path: Path) -> None:
     whole = torch.arange(8.0).view(4, 2)
     for process, first in enumerate((2, 0)):
         save_file({"weight": whole[first : first + 2]}, tmp_path / str(process), {"first_rows": f'{{"weight": {first}}}'})
     assert ShardedTensors(sorted(tmp_path.glob("*"))).read("weight").equal(whole)
 
 
-def test_the_rows_of_a_process_are_those_that_torch_gives_it() -> None:
+def test_shard_rows_equal_torch_chunks() -> None:
     for total in range(12):
         for processes in range(1, 6):
             chunks = torch.arange(total).chunk(processes) if total else ()

@@ -15,7 +15,7 @@ def kept(states: list[Any]) -> Callable[[Any], None]:
     return states.append
 
 
-def test_what_is_written_is_as_it_was_given_while_training_goes_on() -> None:
+def test_staged_state_is_a_snapshot_while_training_continues() -> None:
     weight = torch.arange(6.0).view(2, 3).t()
     state = {"state": {0: {"step": torch.tensor(7.0), "exp_avg": weight}}, "param_groups": [{"lr": 0.5, "params": [0]}]}
     staging, may_write, found = Staging(), threading.Event(), []
@@ -36,7 +36,7 @@ def test_what_is_written_is_as_it_was_given_while_training_goes_on() -> None:
     assert copy["state"][0]["exp_avg"].stride() == weight.stride(), "an optimizer may read them in the order of its weights"
 
 
-def test_the_copies_of_a_checkpoint_take_the_place_of_those_of_the_one_before() -> None:
+def test_staging_reuses_the_memory_of_the_previous_checkpoint() -> None:
     weights, moments, found = {"a": torch.ones(3), "b": torch.ones(2, 2)}, {"a": torch.zeros(3)}, []
     staging = Staging()
     for step in range(1, 4):
@@ -56,7 +56,7 @@ def test_the_copies_of_a_checkpoint_take_the_place_of_those_of_the_one_before() 
     assert found[0]["a"].tolist() == [1] * 5
 
 
-def test_what_shares_memory_shares_it_in_the_copy() -> None:
+def test_staged_copy_preserves_shared_memory() -> None:
     """The library writes a tied weight once: by that it tells one."""
     embedding, found = torch.ones(4, 2), []
     staging = Staging()
@@ -68,7 +68,7 @@ def test_what_shares_memory_shares_it_in_the_copy() -> None:
 
 
 @pytest.mark.parametrize(("processes", "free", "at_once"), [(1, 24, False), (1, 23, True), (2, 47, True), (2, 48, False)])
-def test_where_memory_is_short_training_waits_for_it_to_be_written(processes: int, free: int, at_once: bool) -> None:
+def test_staging_writes_synchronously_without_memory_for_copies(processes: int, free: int, at_once: bool) -> None:
     """12 bytes in each process. What was given before is written before."""
     weight, order, may_write = torch.ones(3), [], threading.Event()
 
@@ -86,7 +86,7 @@ def test_where_memory_is_short_training_waits_for_it_to_be_written(processes: in
     assert order == ["before", "itself" if at_once else "copy"]
 
 
-def test_where_memory_is_short_in_another_process_training_waits_too() -> None:
+def test_staging_is_synchronous_when_any_process_lacks_memory() -> None:
     """And says at once what fails: the others wait for this one, and would for hours."""
     told, written = [], []
 
@@ -107,7 +107,7 @@ def test_where_memory_is_short_in_another_process_training_waits_too() -> None:
     short.raise_if_failed()
 
 
-def test_memory_is_asked_for_anew_with_each_checkpoint() -> None:
+def test_free_memory_is_checked_for_each_checkpoint() -> None:
     free, waited = iter([0, 1000]), []
     staging = Staging(free=lambda: next(free), any_process=lambda lacks_room: waited.append(lacks_room) or lacks_room)
     for _ in range(2):
@@ -120,7 +120,7 @@ def test_memory_is_asked_for_anew_with_each_checkpoint() -> None:
 @pytest.mark.parametrize(
     "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory"), torch.OutOfMemoryError("pinned")]
 )
-def test_where_memory_for_copies_is_refused_it_is_written_without(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_staging_writes_synchronously_after_an_allocation_error(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """It was taken for a step that does not fit: the run was started again with a smaller micro-batch."""
 
     def refuse(*given: Any, **named: Any) -> None:
@@ -139,7 +139,7 @@ def test_where_memory_for_copies_is_refused_it_is_written_without(monkeypatch: p
     assert found[1] is not weight and found[1].equal(weight)
 
 
-def test_memory_that_was_taken_is_not_asked_for_again() -> None:
+def test_staging_keeps_allocated_memory_without_checking_again() -> None:
     """Also where one state of a checkpoint found room, and another did not."""
     free, found = iter([1000, 0, 0]), []
     staging = Staging(free=lambda: next(free))
@@ -152,7 +152,7 @@ def test_memory_that_was_taken_is_not_asked_for_again() -> None:
     assert found == [["weights"], ["moments"]] * 2
 
 
-def test_what_could_not_be_written_is_noticed_once_and_soon(tmp_path: Path) -> None:
+def test_failed_background_write_is_raised_once(tmp_path: Path) -> None:
     staging = Staging()
     staging.add_action(lambda: (tmp_path / "missing" / "file").write_text(""))
     staging.add_action(lambda: (tmp_path / "file").write_text(""))
@@ -165,7 +165,7 @@ def test_what_could_not_be_written_is_noticed_once_and_soon(tmp_path: Path) -> N
     assert not [*tmp_path.iterdir()], "what comes after it is not done"
 
 
-def test_nothing_is_noticed_of_what_is_under_way() -> None:
+def test_running_background_write_raises_nothing() -> None:
     staging, may_end = Staging(), threading.Event()
     staging.add_action(lambda: may_end.wait(60))
     staging.begin()
@@ -174,7 +174,7 @@ def test_nothing_is_noticed_of_what_is_under_way() -> None:
     staging.close()
 
 
-def test_what_was_given_of_a_checkpoint_that_failed_is_not_written_with_the_next() -> None:
+def test_state_staged_for_a_failed_checkpoint_is_discarded() -> None:
     staging, done = Staging(), []
     staging.stage(torch.ones(2), lambda _: done.append("first"))
     staging.settle()
@@ -184,7 +184,7 @@ def test_what_was_given_of_a_checkpoint_that_failed_is_not_written_with_the_next
     assert done == ["second"]
 
 
-def test_what_follows_training_has_the_memory() -> None:
+def test_closing_staging_releases_its_memory() -> None:
     asked, staging = [], Staging(free=lambda: asked.append(0) or 1000)
     staging.stage(torch.ones(2), lambda _: None)
     staging.begin()

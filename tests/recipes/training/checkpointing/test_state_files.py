@@ -83,7 +83,7 @@ def test_state_without_tensors_is_a_json_file(tmp_path: Path) -> None:
         write_state(STATES["tensors"], tmp_path / "state.json")
 
 
-def test_equal_states_make_equal_files_and_shared_memory_is_written_once(tmp_path: Path) -> None:
+def test_equal_states_write_equal_files_with_shared_tensors_once(tmp_path: Path) -> None:
     """bitsandbytes gives all weights one table of the values that eight bits stand for."""
     table = torch.randn(1000)
     for name in ("one.safetensors", "two.safetensors"):
@@ -95,7 +95,7 @@ def test_equal_states_make_equal_files_and_shared_memory_is_written_once(tmp_pat
     assert found["a"][0] is found["a"][1] and found["a"][0].equal(found["b"]["map"])
 
 
-def test_what_is_read_outlives_its_file(tmp_path: Path) -> None:
+def test_loaded_state_outlives_its_file(tmp_path: Path) -> None:
     file = tmp_path / "state.safetensors"
     write_state({"moments": torch.ones(100_000)}, file)
     found = read_state(file)["moments"]
@@ -107,7 +107,7 @@ def test_what_is_read_outlives_its_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "value", [Fraction(1, 3), {1, 2}, b"bytes", np.float32(1), object()], ids=lambda value: type(value).__name__
 )
-def test_what_is_not_plain_data_is_refused_by_its_place(value: Any, tmp_path: Path) -> None:
+def test_non_plain_data_is_refused_with_its_path(value: Any, tmp_path: Path) -> None:
     with pytest.raises(
         TypeError, match=rf"groups/1/odd is a {type(value).__name__}: a checkpoint can hold tensors and plain"
     ):
@@ -117,7 +117,7 @@ def test_what_is_not_plain_data_is_refused_by_its_place(value: Any, tmp_path: Pa
 
 @pytest.mark.requirement("I2")
 @pytest.mark.parametrize("name", ["AdamW", "AdamW8bit", "AdamW32bit"])
-def test_optimizer_goes_on_as_if_it_had_not_been_written(name: str, tmp_path: Path) -> None:
+def test_optimizer_state_round_trip_continues_bit_for_bit(name: str, tmp_path: Path) -> None:
     def make() -> tuple[torch.nn.Linear, torch.optim.Optimizer]:
         torch.manual_seed(0)
         model = torch.nn.Linear(128, 128)
@@ -247,7 +247,7 @@ def test_checkpoint_of_an_earlier_release_resumes_bit_for_bit(
     assert pickles_in(work / "checkpoints" / "4") == []
 
 
-def test_state_of_another_strategy_is_missed_by_its_name(tmp_path: Path) -> None:
+def test_missing_state_of_another_strategy_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"has no file optimizer\.\*: it was saved by another distributed strategy"):
         find_state_file(tmp_path, "optimizer")
     shutil.copyfile(__file__, tmp_path / "rng_state_1.pth")

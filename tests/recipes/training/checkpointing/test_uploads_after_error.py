@@ -48,7 +48,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
 @pytest.mark.parametrize(
     ("failing", "expected"), [(FAULT, RuntimeError), (NO_MEMORY, Restart)], indirect=["failing"], ids=["fault", "memory"]
 )
-def test_a_checkpoint_on_its_way_arrives_before_the_program_ends(
+def test_pending_upload_finishes_before_failed_program_exits(
     place: Place, tmp_path: Path, failing: threading.Event, expected: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its process ended with the error, and the upload with the process."""
@@ -69,7 +69,7 @@ def test_a_checkpoint_on_its_way_arrives_before_the_program_ends(
 @pytest.mark.parametrize(
     ("failing", "expected"), [(FAULT, RuntimeError), (NO_MEMORY, Restart)], indirect=["failing"], ids=["fault", "memory"]
 )
-def test_one_that_cannot_arrive_hides_no_error(
+def test_failed_upload_does_not_mask_the_original_error(
     place: Place,
     tmp_path: Path,
     failing: threading.Event,
@@ -94,7 +94,7 @@ def test_one_that_cannot_arrive_hides_no_error(
     assert place.checkpoints(work).stored_steps() == [2], "as it goes on, it is made up for"
 
 
-def test_of_a_checkpoint_that_machines_save_together_each_has_its_part_alone(
+def test_failed_part_upload_message_names_the_part(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The others have theirs: it said that the checkpoint was here alone."""
@@ -113,7 +113,7 @@ def test_of_a_checkpoint_that_machines_save_together_each_has_its_part_alone(
 
 
 @pytest.mark.parametrize("failing", [NO_MEMORY], indirect=True)
-def test_that_memory_ran_out_is_written_down_before_anything_is_waited_for(
+def test_out_of_memory_event_is_recorded_before_waiting_for_uploads(
     place: Place, tmp_path: Path, failing: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other processes wait for this one, and end it in a quarter of an hour: it began again with what had not fit."""
@@ -135,7 +135,7 @@ def test_that_memory_ran_out_is_written_down_before_anything_is_waited_for(
 
 
 @pytest.mark.parametrize(("added", "expected"), [(0, 2**32 - 1), (1, 0), (2**33, 2**32 - 1)])
-def test_the_largest_seed_has_one_for_each_process(added: int, expected: int) -> None:
+def test_largest_seed_is_wrapped_for_each_process(added: int, expected: int) -> None:
     """NumPy takes none of more than 32 bits: with that seed, a run in two processes could not begin."""
     assert wrap_seed(2**32 - 1 + added) == expected
     set_seed(wrap_seed(2**32 - 1 + added))

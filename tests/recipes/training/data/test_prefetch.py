@@ -29,7 +29,7 @@ STEPS = 8
 
 
 @pytest.mark.requirement("B18")
-def test_a_step_asks_for_what_was_told_in_the_one_before(
+def test_step_reads_the_rows_prefetched_in_the_previous_step(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a run that is new, and of one that goes on."""
@@ -67,7 +67,7 @@ def test_a_step_asks_for_what_was_told_in_the_one_before(
 
 
 @pytest.mark.parametrize("together", [1, 2])
-def test_each_process_tells_of_the_rows_that_the_library_deals_it(together: int) -> None:
+def test_each_process_prefetches_the_rows_assigned_to_it(together: int) -> None:
     samples, batch, size = RunSamples(SampleOrder(40, seed=1), per_step=12, steps=5), 2, 3
     places = ProcessSampler(samples, places=12, batch=batch, processes=together)
     for rank in range(size * together):
@@ -85,7 +85,7 @@ def file_on_a_disk() -> Iterator[Path]:
         yield Path(folder) / "tokens.arrow"
 
 
-def test_what_was_told_is_read_and_nothing_else(file_on_a_disk: Path) -> None:
+def test_prefetch_reads_only_the_announced_rows_into_page_cache(file_on_a_disk: Path) -> None:
     file = file_on_a_disk
     size, records = 100_000, 200
     tokens = np.arange(size, dtype=np.int32)

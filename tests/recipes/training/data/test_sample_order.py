@@ -16,7 +16,7 @@ def test_each_epoch_has_each_row_once_in_another_order() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(1, 5)), max_size=4), st.integers(1, 9))
-def test_a_rollback_leaves_out_the_samples_of_its_steps_and_their_rows_for_good(
+def test_rollback_skips_the_samples_of_its_steps_and_their_rows_permanently(
     rollbacks: list[tuple[int, int]], rows: int
 ) -> None:
     """Where more than half of the rows would be gone, it leaves out exactly those samples."""
@@ -44,7 +44,7 @@ def kept(whole: list[int], rows: int, skipped: tuple[tuple[int, int], ...]) -> l
     return found
 
 
-def test_a_row_that_spoils_a_run_is_not_met_once_more_in_the_next_epoch() -> None:
+def test_skipped_row_does_not_return_in_later_epochs() -> None:
     samples = RunSamples(SampleOrder(10, seed=1), per_step=2, steps=50)
     order = SampleOrder(10, seed=1, skipped=(samples.step_positions(2, 3),))
     bad = list(samples)[2:6]
@@ -52,7 +52,7 @@ def test_a_row_that_spoils_a_run_is_not_met_once_more_in_the_next_epoch() -> Non
     assert not {*bad} & {*seen} and [seen.count(row) for row in {*seen}] == [10] * 6
 
 
-def test_the_place_in_the_data_is_that_of_the_next_sample() -> None:
+def test_data_position_is_that_of_the_next_sample() -> None:
     """Steps of 4 of 10 rows; after two of them, those of the third and fourth are left out."""
     samples = RunSamples(SampleOrder(10, seed=1), per_step=4, steps=9)
     found = [tuple(samples.position_after(step).values()) for step in range(6)]
@@ -63,7 +63,7 @@ def test_the_place_in_the_data_is_that_of_the_next_sample() -> None:
     )
 
 
-def test_processes_that_compute_together_are_dealt_the_same_micro_batches() -> None:
+def test_model_parallel_processes_get_the_same_micro_batches() -> None:
     """The library gives each process the next micro-batch, and so on from the first."""
     samples = RunSamples(SampleOrder(60, seed=2), per_step=12, steps=4)
     dealt = list(ProcessSampler(samples, places=12, batch=3, processes=2))
@@ -75,7 +75,9 @@ def test_processes_that_compute_together_are_dealt_the_same_micro_batches() -> N
 
 
 @given(st.integers(1, 40), st.integers(1, 7), st.integers(1, 5), st.integers(1, 2))
-def test_each_step_has_its_samples_once_however_many_share_them(rows: int, processes: int, most: int, together: int) -> None:
+def test_each_step_has_its_samples_once_on_any_number_of_processes(
+    rows: int, processes: int, most: int, together: int
+) -> None:
     """`together` processes compute the same micro-batches; a place without a row is one of a step's last."""
     batch = min(most, -(-rows // processes))
     times = -(-rows // (batch * processes))
@@ -93,6 +95,6 @@ def test_each_step_has_its_samples_once_however_many_share_them(rows: int, proce
     assert seen == list(samples)
 
 
-def test_there_is_nothing_in_the_place_of_no_row() -> None:
+def test_placeholder_row_is_none() -> None:
     rows = OptionalRows(["a", "b"])
     assert (len(rows), rows[0], rows[1], rows[NO_ROW]) == (2, "a", "b", None)

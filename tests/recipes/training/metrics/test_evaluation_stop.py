@@ -60,7 +60,7 @@ def logged(place: Place, work: Path) -> list[tuple[str, int, float]]:
 
 
 @pytest.mark.slow
-def test_it_is_broken_off_and_done_first_by_whoever_resumes(place: Place, tmp_path: Path, evaluated: Evaluated) -> None:
+def test_interrupted_evaluation_is_repeated_first_on_resume(place: Place, tmp_path: Path, evaluated: Evaluated) -> None:
     work = tmp_path / "stopped"
     whole = place.train(tmp_path / "whole", **FIRST_IS_BEST)
     assert evaluated.sizes == [1] * 2 * PARTS
@@ -91,7 +91,9 @@ def test_it_is_broken_off_and_done_first_by_whoever_resumes(place: Place, tmp_pa
     assert logged(place, work) == [point for point in logged(place, tmp_path / "whole") if point[:2] not in last]
 
 
-def test_broken_off_it_saves_nothing_where_the_policy_says_so(place: Place, tmp_path: Path, evaluated: Evaluated) -> None:
+def test_interrupted_evaluation_saves_no_checkpoint_without_save_on_preempt(
+    place: Place, tmp_path: Path, evaluated: Evaluated
+) -> None:
     evaluated.stop_in = 2
     policy = {**FIRST_IS_BEST["checkpoint"], "save_on_preempt": False}
     with pytest.raises(Preempted, match=r"^stopped after step 2: resumes from the beginning$"):
@@ -100,16 +102,14 @@ def test_broken_off_it_saves_nothing_where_the_policy_says_so(place: Place, tmp_
     assert place.checkpoints(tmp_path / "unsaved").local_steps() == []
 
 
-def test_an_evaluation_is_owed_until_it_is_in_the_log() -> None:
+def test_evaluation_is_due_until_logged() -> None:
     history = [{"step": 2, "eval_loss": 1.5}, {"step": 4, "loss": 2.0}]
     assert [step for step in range(7) if is_evaluation_due(step, 2, 7, history)] == [4, 6]
     assert not is_evaluation_due(4, None, 4, history)
 
 
 @pytest.mark.slow
-def test_one_is_owed_after_the_last_step_though_it_is_not_its_turn(
-    place: Place, tmp_path: Path, evaluated: Evaluated
-) -> None:
+def test_evaluation_is_due_after_the_last_step(place: Place, tmp_path: Path, evaluated: Evaluated) -> None:
     """A SIGTERM in that step had left the run without it, and without the best checkpoint where that was the last."""
     recipe = FIRST_IS_BEST | {"max_steps": 3, "learning_rate": 0.001}
     whole = place.train(tmp_path / "uneven", **recipe)

@@ -26,7 +26,7 @@ from tests.support.recipes.attention_trainer import trainer_of
     ],
     ids=str,
 )
-def test_a_micro_batch_is_not_waited_for(place: Place, tmp_path: Path, changed: dict[str, Any]) -> None:
+def test_micro_batch_does_not_synchronize_with_the_device(place: Place, tmp_path: Path, changed: dict[str, Any]) -> None:
     trainer = trainer_of(place, tmp_path, **changed)
     trainer.model.to("meta").train()
     if frozen := getattr(trainer.objective, "_frozen", None):

@@ -29,7 +29,7 @@ def test_every_number_of_every_step_and_every_checkpoint_is_logged(place: Place,
     assert steps == {key: [1, 2, 3, 4] for key in OF_A_STEP} | {"train/checkpoint_seconds": [2]}
 
 
-def test_the_time_of_a_step_is_not_that_of_an_evaluation_or_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_time_excludes_evaluation_and_checkpointing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of a step that took 2 seconds: 10 after what came between, and 100 tokens later."""
     now, told = [0.0], list[tuple[int, float]]()
     monkeypatch.setattr("recipes.training.metrics.tracking.time.monotonic", lambda: now[0])
@@ -61,7 +61,7 @@ def test_an_evaluation_is_logged_as_loss_and_perplexity(place: Place, tmp_path: 
     assert sorted(losses) == [1, 2] and perplexities == {step: math.exp(loss) for step, loss in losses.items()}
 
 
-def test_what_is_learned_from_pairs_has_no_perplexity(place: Place, tmp_path: Path) -> None:
+def test_preference_training_logs_no_perplexity(place: Place, tmp_path: Path) -> None:
     """Its exponential was logged as one: of a loss that is no cross-entropy, 2 before the first step of dpo."""
     job = place.job(tmp_path / "without-perplexity", {"objective": "dpo", "max_steps": 2, "eval_steps": 1})
     place.run(job.model_copy(update={"inputs": place.pairs}), tmp_path / "without-perplexity")

@@ -18,7 +18,7 @@ from recipes.training.metrics.tracking import open_metric_buffer, write_pending_
 from tests.recipes.training.training_workspace import Place, facts
 
 
-def test_a_run_whose_tracking_server_never_answered_leaves_every_point_beside_its_result(
+def test_unsent_metrics_are_stored_with_the_result_when_server_never_answers(
     place: Place, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     result = facts(place.train(tmp_path / "unheard"))
@@ -29,7 +29,7 @@ def test_a_run_whose_tracking_server_never_answered_leaves_every_point_beside_it
     assert f"{len(left)} metric points stored with the result" in capfd.readouterr().out
 
 
-def test_what_is_not_finite_comes_back_as_it_was_and_an_earlier_end_is_replaced(place: Place) -> None:
+def test_non_finite_metrics_round_trip_and_replace_earlier_ones(place: Place) -> None:
     folder, values = "s3://hanzo-ml/runs/odd", (0.1, float("inf"), float("-inf"), float("nan"))
     write_unsent_metrics(place.store, folder, [UnsentPoint(key="from before", value=1.0, step=1, timestamp=1)])
     write_unsent_metrics(place.store, folder, [UnsentPoint(key="é x", value=value, step=2, timestamp=3) for value in values])
@@ -38,7 +38,7 @@ def test_what_is_not_finite_comes_back_as_it_was_and_an_earlier_end_is_replaced(
     assert {(point.key, point.step, point.timestamp) for point in (*plain, nan)} == {("é x", 2, 3)}
 
 
-def test_a_point_of_a_step_that_was_done_anew_says_since_when() -> None:
+def test_unsent_point_of_a_repeated_step_records_the_repeat_time() -> None:
     """Without that, one that had arrived though nobody said so would be logged a second time."""
     anew = (RepeatedSteps(range(5, 9), 1500), RepeatedSteps.from_time(range(8, 9), None))
     told = [build_unsent_point(Point("train/loss", 0.5, step, 2000), anew) for step in (4, 5, 8)]
@@ -62,7 +62,7 @@ class Ahead:
         pass
 
 
-def test_what_a_checkpoint_had_pending_is_not_sent_before_the_server_said_what_it_has(
+def test_pending_points_are_sent_only_after_server_reported_its_newest_steps(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sender began with the first word of it: in one start of 85 it was faster than the second, and a step was there
@@ -83,5 +83,5 @@ def test_what_a_checkpoint_had_pending_is_not_sent_before_the_server_said_what_i
     assert server.calls == ["asked", "eval/loss 4"]
 
 
-def test_a_gpu_waits_no_longer_than_a_restart_of_the_server_takes() -> None:
+def test_metrics_grace_period_is_60_seconds() -> None:
     assert METRICS_GRACE_SECONDS == 60

@@ -26,7 +26,7 @@ from recipes.training.objectives.dpo_orpo import Dpo
 from tests.recipes.training.training_workspace import Place, facts, pending_in, stop_after
 
 
-def test_the_share_of_the_peak_is_told_where_the_peak_is_known() -> None:
+def test_mfu_is_reported_only_for_a_known_peak() -> None:
     assert TokenCost(4e9, 312e12).throughput_metrics(1000, 0.1) == {
         "train/tokens_per_second": 10_000.0,
         "train/mfu": 4e13 / 312e12,
@@ -34,7 +34,7 @@ def test_the_share_of_the_peak_is_told_where_the_peak_is_known() -> None:
     assert TokenCost(4e9, None).throughput_metrics(1000, 0.5) == {"train/tokens_per_second": 2000.0}
 
 
-def test_no_peak_is_invented_for_a_cpu(place: Place) -> None:
+def test_cpu_has_no_peak_flops(place: Place) -> None:
     work = token_cost(place.recipe, place.folder / "model")
     assert work.flops and work.peak is None
 
@@ -51,7 +51,7 @@ def test_no_peak_is_invented_for_a_cpu(place: Place) -> None:
         ("NVIDIA GeForce RTX 4090", None),
     ],
 )
-def test_the_peak_is_that_of_the_gpu_that_is_there(
+def test_peak_flops_are_those_of_the_installed_gpu(
     place: Place, monkeypatch: pytest.MonkeyPatch, device: str, peak: float | None
 ) -> None:
     """zen-7b-lora asks for an A100: on an H200 it was told to reach three times the share that it did."""
@@ -61,7 +61,9 @@ def test_the_peak_is_that_of_the_gpu_that_is_there(
     assert token_cost(place.recipe.changed(asked), place.folder / "model").peak == peak
 
 
-def test_of_pairs_as_many_tokens_count_as_they_have(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preference_tokens_are_counted_without_padding(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """To raise `sequence_length` makes no run of short ones faster."""
     preferred = {"objective": "dpo", "max_steps": 4, "eval_steps": None}
     computed = []
@@ -92,12 +94,12 @@ def written(place: Place, folder: str, steps: int) -> Usage:
     return found
 
 
-def test_a_run_that_wrote_nothing_down_has_used_nothing(place: Place) -> None:
+def test_run_without_usage_record_has_zero_usage(place: Place) -> None:
     found = read_usage(place.store, "s3://hanzo-ml/runs/none")
     assert not any(found.model_dump().values()) and (found.checkpoint_share, found.gpu_hours) == (0, 0)
 
 
-def test_what_a_run_did_twice_has_cost_twice(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_steps_count_twice_in_usage(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped, and all that it had saved is lost: what it used until then is not."""
     work, folder = tmp_path / "used", "s3://hanzo-ml/runs/used"
     with monkeypatch.context() as patched, pytest.raises(Preempted):
@@ -117,9 +119,7 @@ def test_what_a_run_did_twice_has_cost_twice(place: Place, tmp_path: Path, monke
     assert written(place, folder, 8).num_checkpoints > 4
 
 
-def test_one_that_fails_by_itself_has_cost_what_it_did(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_run_records_its_usage(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within its first minute too, and with no checkpoint."""
     counted = []
 
@@ -137,7 +137,7 @@ def test_one_that_fails_by_itself_has_cost_what_it_did(
     assert found.steps == 2 and found.seconds > 0 and found.machine is not None and "torch" in found.machine.packages
 
 
-def test_between_checkpoints_it_is_written_down_once_a_minute(place: Place) -> None:
+def test_usage_is_written_once_a_minute_between_checkpoints(place: Place) -> None:
     now, folder = [0.0], "s3://hanzo-ml/runs/minutes"
     writing = UsageWriter(UsageMeter(Usage(), 0), place.store, folder, clock=lambda: now[0])
 
@@ -155,14 +155,14 @@ def test_between_checkpoints_it_is_written_down_once_a_minute(place: Place) -> N
     assert read_usage(place.store, folder).steps == 1
 
 
-def test_hours_of_gpus_are_counted_with_as_many_as_there_were(place: Place) -> None:
+def test_gpu_hours_follow_the_gpu_count_of_each_attempt(place: Place) -> None:
     """100 s on eight of them, then a while on three."""
     meter = UsageMeter(Usage(seconds=100.0, gpus=8, gpu_seconds=800.0), 3)
     used = meter.read(TrainerState(global_step=1))
     assert used.gpus == 3 and used.gpu_seconds - 800 == pytest.approx(3 * (used.seconds - 100))
 
 
-def test_gpus_that_are_not_there_cost_nothing(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requested_but_absent_gpus_are_not_counted(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = Distributed(num_nodes=2, gpus_per_node=4)
     job = place.job(tmp_path / "asked", {"max_steps": 1}).model_copy(update={"hardware": Hardware(cpu=1, gpus=4)})
     for there, held in ((2, 2), (8, 4), (0, 0)):
@@ -172,15 +172,13 @@ def test_gpus_that_are_not_there_cost_nothing(place: Place, tmp_path: Path, monk
     assert facts(place.run(job, tmp_path / "asked")).gpu_seconds == 0
 
 
-def test_gpus_are_held_while_the_model_is_loaded_too(place: Place) -> None:
+def test_gpu_seconds_include_model_loading(place: Place) -> None:
     meter = UsageMeter(Usage(seconds=100.0, gpus=2, gpu_seconds=200.0), 2, began=time.monotonic() - 60)
     used = meter.read(TrainerState(global_step=1))
     assert used.seconds - 100 < 60 and used.gpu_seconds - 200 == pytest.approx(2 * (60 + used.seconds - 100), abs=0.1)
 
 
-def test_the_peak_is_that_of_the_process_that_held_most(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_peak_memory_is_the_maximum_over_processes(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One stage or one row may need more than the leader's."""
     meter = UsageMeter(Usage(peak_memory=5), 1)
     meter.record_peaks([1 << 50, 7])

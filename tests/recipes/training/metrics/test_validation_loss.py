@@ -9,14 +9,14 @@ from recipes.training.metrics.validation_loss import WeightedMeans, combine_mean
 
 
 @given(rows=st.integers(1, 40), batch=st.integers(1, 9), processes=st.integers(1, 9))
-def test_each_row_is_read_once_and_all_processes_compute_equally_often(rows: int, batch: int, processes: int) -> None:
+def test_validation_rows_are_read_once_in_equal_batch_counts_per_process(rows: int, batch: int, processes: int) -> None:
     shares = [split_rows(rows, batch, rank, processes) for rank in range(processes)]
     assert sorted(row for own in shares for some in own for row in some) == list(range(rows))
     assert len({len(own) for own in shares}) == 1
     assert max(len(some) for own in shares for some in own) <= batch
 
 
-def test_what_weighs_nothing_does_not_count() -> None:
+def test_means_of_weight_zero_are_ignored() -> None:
     nothing = WeightedMeans({"loss": float("nan")}, 0)
     assert combine_means(
         [nothing, WeightedMeans({"loss": 1.0, "margin": 2.0}, 3), WeightedMeans({"loss": 5.0, "margin": 6.0}, 1)]
@@ -26,7 +26,7 @@ def test_what_weighs_nothing_does_not_count() -> None:
     }
 
 
-def test_what_only_some_parts_tell_is_a_mean_over_those() -> None:
+def test_metric_missing_in_some_parts_is_averaged_over_the_others() -> None:
     """An objective of somebody else need not tell the same of every micro-batch: a KeyError ended its run."""
     parts = [
         WeightedMeans({"loss": 1.0}, 3),
@@ -36,7 +36,7 @@ def test_what_only_some_parts_tell_is_a_mean_over_those() -> None:
     assert combine_means(parts) == {"loss": 2.0, "hits": 0.2}
 
 
-def test_a_smaller_micro_batch_keeps_the_rows_of_a_step_on_other_processes_too() -> None:
+def test_smaller_micro_batch_keeps_samples_per_step_on_any_process_count() -> None:
     """Found out by one process; the run goes on with two, as its recipe has it."""
     shape = {"gpus_per_node": 2, "backend": "gloo"}
     recipe = Recipe.named("smollm2-135m-lora").changed({"batch_size": 4, "gradient_accumulation": 3, "distributed": shape})

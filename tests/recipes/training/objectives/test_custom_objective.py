@@ -40,7 +40,7 @@ class Told(Sft):
         return Loss(value, {"half": value.detach() / 2} | ({"every_other": 1.0} if self.made % 2 else {}))
 
 
-def test_what_it_tells_is_logged_under_its_own_names(place: Place, tmp_path: Path) -> None:
+def test_custom_objective_metrics_are_logged_under_their_names(place: Place, tmp_path: Path) -> None:
     """It was dropped without a word: only the names that our objectives tell were logged."""
     MADE["own"] = Told
     place.train(tmp_path / "told", objective="own", max_steps=2, eval_steps=1, gradient_accumulation=2, batch_size=2)
@@ -126,7 +126,7 @@ class Foreign:
         (Foreign, "objective own: .*:Told is no Objective"),
     ],
 )
-def test_what_cannot_be_used_is_refused_by_its_name(place: Place, tmp_path: Path, made: Any, said: str) -> None:
+def test_unusable_custom_objective_result_is_refused_by_name(place: Place, tmp_path: Path, made: Any, said: str) -> None:
     """A bare tensor was trained from, by gradients that nobody divided by the accumulation; one without rows never ended."""
     MADE["own"] = made
     with pytest.raises(BadConfiguration, match=said):

@@ -44,9 +44,7 @@ class Compiling(Sft):
         ("deepspeed_zero3", 2, False),
     ],
 )
-def test_blocks_are_whole_where_no_process_has_a_part_of_what_it_computes(
-    place: Place, strategy: str, processes: int, expected: bool
-) -> None:
+def test_blocks_are_computed_whole_unless_sharded(place: Place, strategy: str, processes: int, expected: bool) -> None:
     recipe = place.recipe.changed({**FULL, "distributed": shape(strategy, processes)})
     assert computes_whole_blocks(recipe) is expected
 
@@ -55,7 +53,7 @@ def test_blocks_are_whole_where_no_process_has_a_part_of_what_it_computes(
 @pytest.mark.parametrize(
     "method", [pytest.param({}, marks=pytest.mark.long), FULL | {"gradient_checkpointing": True}], ids=["lora", "full"]
 )
-def test_they_compute_what_others_do_and_go_on_after_a_kill(
+def test_compiled_fsdp_matches_uncompiled_and_resumes_after_a_kill(
     place: Place, started: Forks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: dict[str, Any]
 ) -> None:
     install("compiling", COMPILING, tmp_path, monkeypatch)

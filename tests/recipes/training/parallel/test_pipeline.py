@@ -89,7 +89,7 @@ def beside_adapter(place: Place, result: Result) -> dict[str, str]:
         (3, 4, "qwen2", MIXED, 1e-3),
     ],
 )
-def test_stages_compute_what_one_process_does_on_the_same_rows(
+def test_pipeline_stages_match_one_process_on_the_same_rows(
     place: Place,
     started: Forks,
     deeper: dict[str, Any],
@@ -119,7 +119,7 @@ def test_stages_compute_what_one_process_does_on_the_same_rows(
 
 
 @pytest.mark.parametrize("method", [pytest.param(ADAPTER, marks=pytest.mark.long), FULL], ids=["adapter", "full"])
-def test_a_run_that_is_killed_goes_on_with_fewer_and_with_more_stages(
+def test_killed_run_resumes_with_fewer_and_more_stages(
     place: Place, started: Forks, deeper: dict[str, Any], tmp_path: Path, method: dict[str, Any]
 ) -> None:
     """Equal within the rounding of sums whose order differs: each step has the rows that it has undisturbed."""
@@ -162,9 +162,7 @@ def one_process() -> Iterator[ProcessGroup]:
 
 
 @pytest.mark.parametrize("way", ["forwards", "back"])
-def test_memory_that_runs_out_in_a_stage_is_told_from_what_else_may_go_wrong(
-    place: Place, one_process: ProcessGroup, way: str
-) -> None:
+def test_out_of_memory_in_a_stage_keeps_its_error_type(place: Place, one_process: ProcessGroup, way: str) -> None:
     """The schedule has an error of its own for all that a layer raises: nobody would start again with smaller batches."""
     recipe = place.recipe.changed({"distributed": shape("pipeline", 1)})
     model = load_model(place.folder / "model", recipe)

@@ -77,7 +77,7 @@ def train_asked(started: Forks, job: Job, stages: int, asked: int, micro_batch: 
     ],
     ids=["first", "last-of-tied", "middle", "all-forwards-first"],
 )
-def test_a_step_is_broken_off_by_all_stages_and_done_anew(
+def test_interrupted_step_stops_all_stages_and_is_repeated_on_resume(
     place: Place,
     started: Forks,
     deeper: dict[str, Any],

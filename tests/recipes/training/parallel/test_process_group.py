@@ -23,9 +23,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def test_more_processes_than_gpus_are_refused_before_they_wait_for_each_other(
-    launched: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_processes_than_gpus_are_refused_before_joining(launched: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA's words were "invalid device ordinal", of a fault that is tried again."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
@@ -34,14 +32,14 @@ def test_more_processes_than_gpus_are_refused_before_they_wait_for_each_other(
     assert not dist.is_initialized()
 
 
-def test_processes_are_connected_as_they_join_and_not_within_a_step(launched: None) -> None:
+def test_processes_connect_when_joining_the_group(launched: None) -> None:
     """NCCL connects them in their first exchange."""
     join_process_group(Distributed(strategy="pipeline", gpus_per_node=1, backend="gloo"))
     group: Any = dist.distributed_c10d._get_default_group()
     assert group._get_sequence_number_for_group() == 1
 
 
-def test_what_disbands_leaves_no_group(launched: None) -> None:
+def test_destroyed_process_group_leaves_none_initialized(launched: None) -> None:
     group = join_process_group(Distributed(strategy="ddp", gpus_per_node=1, backend="gloo"))
     group.size = 2
     group.all_gather = lambda value: [value] * 2  # type: ignore[method-assign]

@@ -24,7 +24,7 @@ class Late(Sft):
 
 
 @pytest.mark.slow
-def test_none_begins_to_train_before_all_have_their_model(
+def test_training_starts_only_after_all_processes_loaded_the_model(
     place: Place, started: Forks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would wait where NCCL gives up after ten minutes, and does wait where two hours are enough."""

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
         ),
     ],
 )
-def test_a_lost_node_and_a_preemption_change_nothing(
+def test_run_on_two_nodes_survives_a_lost_node_and_a_preemption_bit_for_bit(
     place: Place, server: ServerProcess, started: Forks, tmp_path: Path, strategy: str, method: dict[str, Any]
 ) -> None:
     """To the last bit what as many processes compute on one node, undisturbed."""
@@ -56,7 +56,7 @@ def test_a_lost_node_and_a_preemption_change_nothing(
 
 
 @pytest.mark.parametrize(("strategy", "method"), [("ddp", {}), pytest.param("fsdp", FULL, marks=pytest.mark.long)])
-def test_machines_that_keep_their_folders_go_on_from_one_checkpoint(
+def test_nodes_keeping_their_folders_resume_from_one_checkpoint(
     place: Place, server: ServerProcess, started: Forks, tmp_path: Path, strategy: str, method: dict[str, Any]
 ) -> None:
     """The newest was on its way to the store as all were killed: whole on the first machine, or in parts on both."""
@@ -86,7 +86,7 @@ def test_machines_that_keep_their_folders_go_on_from_one_checkpoint(
 
 
 @pytest.mark.long
-def test_other_processes_go_on_with_what_they_read_of_it(
+def test_sharded_checkpoint_resumes_on_another_process_count(
     place: Place, server: ServerProcess, started: Forks, tmp_path: Path
 ) -> None:
     """Two on two nodes, and then four, on new machines: each node fetches one of two files of rows."""

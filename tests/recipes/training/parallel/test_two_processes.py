@@ -130,7 +130,7 @@ class Weighing(Sft):
     ("strategy", "method", "tolerance"),
     [*STRATEGIES, *(pytest.param(*each, marks=pytest.mark.long) for each in MORE_STRATEGIES)],
 )
-def test_two_processes_compute_what_one_does_on_the_same_rows(
+def test_two_processes_match_one_process_on_the_same_rows(
     runs: Runs, started: Forks, strategy: str, method: dict[str, Any], tolerance: float
 ) -> None:
     trained = f"{method.get('dtype', 'adapter')}-{method.get('objective', 'sft')}"
@@ -152,7 +152,7 @@ def test_two_processes_compute_what_one_does_on_the_same_rows(
 @pytest.mark.parametrize(
     ("strategy", "method"), [("ddp", {"lora_dropout": 0.1}), pytest.param("hybrid", FULL, marks=pytest.mark.long)]
 )
-def test_whichever_process_is_killed_the_run_ends_as_if_nobody_had(
+def test_run_ends_bit_identical_whichever_process_is_killed(
     runs: Runs, started: Forks, strategy: str, method: dict[str, Any]
 ) -> None:
     """With SFT: the other strategies and objectives are in `test_kill_resume`."""
@@ -192,7 +192,7 @@ def test_whichever_process_is_killed_the_run_ends_as_if_nobody_had(
         ),
     ],
 )
-def test_a_run_goes_on_with_one_process_and_with_two_again(
+def test_run_resumes_with_one_process_and_again_with_two(
     runs: Runs, started: Forks, strategy: str, method: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Equal within the rounding of sums whose order differs; the rows are the same, each as often."""
@@ -218,7 +218,7 @@ def test_a_run_goes_on_with_one_process_and_with_two_again(
 
 @pytest.mark.requirement("H5")
 @pytest.mark.parametrize(("strategy", "share"), [("fsdp", 0.5), ("ddp", 1.0)])
-def test_of_two_processes_each_holds_half_of_the_weights_where_they_are_sharded(
+def test_sharding_halves_weights_and_gradients_on_two_processes(
     runs: Runs, started: Forks, strategy: str, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install("weighing", WEIGHING, tmp_path, monkeypatch)
@@ -234,7 +234,7 @@ def test_of_two_processes_each_holds_half_of_the_weights_where_they_are_sharded(
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", pytest.param("deepspeed_zero3", marks=pytest.mark.long)])
-def test_an_evaluation_is_broken_off_by_all_and_repeated_by_whoever_resumes(
+def test_interrupted_evaluation_stops_all_processes_and_is_repeated_on_resume(
     runs: Runs, started: Forks, strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stopped in one, killed where it is repeated: every loss is there once, and is that of a run that nobody stopped."""
@@ -276,7 +276,7 @@ def test_an_evaluation_is_broken_off_by_all_and_repeated_by_whoever_resumes(
         pytest.param("deepspeed_zero3", {"lora_dropout": 0.1}, marks=pytest.mark.long),
     ],
 )
-def test_a_step_is_broken_off_by_all_and_done_again_by_whoever_resumes(
+def test_interrupted_step_stops_all_processes_and_is_repeated_on_resume(
     runs: Runs, started: Forks, strategy: str, method: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of two is asked to stop in the second micro-batch of step 2: neither begins the third."""
@@ -302,9 +302,7 @@ def test_a_step_is_broken_off_by_all_and_done_again_by_whoever_resumes(
     assert losses_of(result) == losses_of(whole)
 
 
-def test_a_run_begins_with_the_weights_of_another_where_each_process_holds_a_part_of_them(
-    runs: Runs, started: Forks
-) -> None:
+def test_sharded_run_starts_from_weights_of_another_run(runs: Runs, started: Forks) -> None:
     settings: dict[str, Any] = {**FULL, "batch_size": 2, "max_steps": 1}
     start = started.train(runs.job("zero3-start", **settings)).artifacts["weights"]
     still = settings | {"learning_rate": 1e-30, "distributed": shape("deepspeed_zero3", 2)}

@@ -31,7 +31,7 @@ MORE_UNEVEN: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(
     ("strategy", "method"), [*UNEVEN, *(pytest.param(*each, marks=pytest.mark.long) for each in MORE_UNEVEN)]
 )
-def test_three_processes_that_cannot_share_a_step_evenly_compute_what_one_does(
+def test_three_processes_sharing_a_step_unevenly_match_one_process(
     runs: Runs, started: Forks, strategy: str, method: dict[str, Any]
 ) -> None:
     """Of 10 rows, in pairs, two processes have 4, and the third one has no row in its second micro-batch."""
@@ -54,7 +54,7 @@ def test_three_processes_that_cannot_share_a_step_evenly_compute_what_one_does(
     ("strategy", "method"),
     [("ddp", {"lora_dropout": 0.1}), pytest.param("ddp", FULL, marks=pytest.mark.long), ("fsdp", FULL)],
 )
-def test_three_processes_that_are_killed_end_as_if_nobody_had(
+def test_killed_run_of_three_processes_ends_bit_identical(
     runs: Runs, started: Forks, strategy: str, method: dict[str, Any]
 ) -> None:
     """A sum of three numbers depends on their order, which DDP changed after the first step of each process. The rows of
@@ -75,7 +75,7 @@ def test_three_processes_that_are_killed_end_as_if_nobody_had(
 
 
 @pytest.mark.long
-def test_a_run_on_two_processes_goes_on_with_three(
+def test_run_on_two_processes_resumes_on_three(
     runs: Runs, started: Forks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 10 rows, one by one, the first process has 4 and the others 3: what they compute in place of the fourth is no row

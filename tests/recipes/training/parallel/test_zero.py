@@ -113,7 +113,7 @@ for stage, dtype in ((2, "bfloat16"), (2, "float32"), (3, "bfloat16"), (3, "floa
 """
 
 
-def test_without_deepspeed_its_strategies_are_refused_and_the_way_to_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deepspeed_strategy_without_deepspeed_is_refused_with_install_hint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_setup, "find_spec", lambda name: None)
     run_setup.check_hardware(Recipe.named("smollm2-135m-lora"))
     shape = {"strategy": "deepspeed_zero2", "gpus_per_node": 2, "backend": "gloo"}
@@ -137,14 +137,14 @@ def test_saving_takes_no_more_memory_than_a_buffer(tmp_path: Path, stage: int) -
 
 @pytest.mark.requirement("H7")
 @pytest.mark.slow
-def test_gradients_of_weights_in_bfloat16_are_added_up_in_float32(tmp_path: Path) -> None:
+def test_bfloat16_gradients_are_accumulated_in_float32(tmp_path: Path) -> None:
     """Of micro-batches and of processes."""
     said = said_by(ADDING_UP, tmp_path, 1)
     assert "stage 2 did a step" in said and "stage 3 did a step" in said, said
 
 
 @pytest.mark.slow
-def test_its_buffers_for_gradients_are_as_large_as_the_memory_budget_says(tmp_path: Path) -> None:
+def test_gradient_buffers_equal_the_memory_budget(tmp_path: Path) -> None:
     """However few gradients there are: two or four gigabytes of a GPU, which nobody had counted."""
     found = re.findall(r"stage . \w+: (\d+) bytes, reckoned (\d+)", said := said_by(BUFFERS, tmp_path, 1))
     assert len(found) == 4 and all(held == reckoned for held, reckoned in found), said

@@ -95,7 +95,7 @@ def test_job_runs_in_the_namespace_of_its_organization(room: Room, changed: dict
     assert row.namespace == namespace
 
 
-def test_program_named_after_a_job_of_another_organization_is_its_own(room: Room) -> None:
+def test_program_belongs_to_its_own_organization_despite_a_matching_job_name(room: Room) -> None:
     submit_record(room, "rival", "7")
     submit_record(room, "acme", "train-7")
     room.compute = KubernetesCompute(room.database, room.store, Scheduler(namespace_per_organization=True))
@@ -157,7 +157,7 @@ def test_failure_is_given_to_each_supervisor_until_one_has_recorded_it(room: Roo
 
 
 @pytest.mark.parametrize("whole_log", [True, False])
-def test_only_the_first_supervisor_reports_what_was_logged_before_it_came(room: Room, whole_log: bool) -> None:
+def test_only_the_first_supervisor_reports_earlier_log_lines(room: Room, whole_log: bool) -> None:
     room.compute.submit(room.job)
     room.set(Phase.RUNNING)
     room.log(1, 0, b"on the way\n")
@@ -192,7 +192,7 @@ def test_interrupted_supervisor_cancels_only_for_a_cancelled_run(room: Room, can
     assert room.jobs.get(room.job).wanted == wanted
 
 
-def test_time_in_the_queue_is_now_until_admission(room: Room) -> None:
+def test_queue_time_grows_until_admission(room: Room) -> None:
     assert room.compute.queued_until(room.job) == 0
     room.compute.submit(room.job)
     before = room.jobs.get(room.job).created_at
@@ -201,7 +201,7 @@ def test_time_in_the_queue_is_now_until_admission(room: Room) -> None:
     assert room.compute.queued_until(room.job) == 7
 
 
-def test_terminating_asks_for_the_end_until_it_is_there(room: Room) -> None:
+def test_terminated_job_has_processes_until_it_has_ended(room: Room) -> None:
     room.compute.submit(room.job)
     room.compute.terminate_processes(room.job)
     assert room.compute.has_processes(room.job)
@@ -239,7 +239,7 @@ def test_result_names_outputs_of_its_job_and_its_base_model(room: Room, below: s
         "file:///etc",
     ],
 )
-def test_result_that_names_what_is_not_its_jobs_fails_the_job(room: Room, uri: str) -> None:
+def test_result_naming_foreign_artifacts_fails_the_job(room: Room, uri: str) -> None:
     room.compute.submit(room.job)
     room.save_result(adapter=uri)
     room.set(Phase.SUCCEEDED)

@@ -22,7 +22,7 @@ from tests.resources.compute.kubernetes.jobs import (
 
 @pytest.mark.requirement("H8", "Z24")
 @pytest.mark.parametrize("scheduler", BACKENDS.values(), ids=BACKENDS)
-def test_on_several_nodes_each_pod_runs_it_and_torchrun_finds_the_others(scheduler: Scheduler) -> None:
+def test_command_runs_in_every_pod_with_the_variables_of_torchrun(scheduler: Scheduler) -> None:
     job = JOBS["a command on four nodes"]
     container = program(job, scheduler)
     assert container["image"] == "me/mine:1"
@@ -35,19 +35,19 @@ def test_on_several_nodes_each_pod_runs_it_and_torchrun_finds_the_others(schedul
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"
 
 
-def test_one_without_a_shape_is_left_alone_and_takes_the_default_image() -> None:
+def test_command_without_a_shape_gets_no_variables_and_the_default_image() -> None:
     script = {"command": ["python", "train.py"]}
     job = a_job(program=Program.COMMAND, parameters={**COMMAND, "script": script})
     assert program(job)["image"] == KUEUE.default_image
     assert not [name for name in variables(job) if name.startswith(("PET_", "HF_", "TQDM_"))]
 
 
-def test_its_words_and_variables_travel_in_the_job_s_file() -> None:
+def test_command_arguments_and_variables_are_in_the_job_document() -> None:
     text = of_kind("ConfigMap", JOBS["a command"])["data"]["job.json"]
     assert '"--nproc_per_node=8"' in text and '"COLOUR": "grey"' in text
 
 
-def test_hardware_is_asked_for_as_by_any_job() -> None:
+def test_command_requests_hardware_like_any_job() -> None:
     job = a_job(
         program=Program.COMMAND,
         parameters=COMMAND,

@@ -193,7 +193,7 @@ def test_refused_secret_leaves_one_token_however_often_it_is_tried(room: Room, m
         assert find_program(connection, secret["stringData"]["token"]) is not None
 
 
-def test_secret_that_exists_keeps_its_token_alone(room: Room) -> None:
+def test_existing_secret_keeps_its_only_token(room: Room) -> None:
     room.submit()
     room.reconcile()
     room.server.remove(JOB_SET.path("hanzo-ml", NAME))
@@ -202,7 +202,7 @@ def test_secret_that_exists_keeps_its_token_alone(room: Room) -> None:
     assert room.server.names(JOB_SET) == [NAME] and count_tokens(room) == 1
 
 
-def test_job_waits_for_the_namespace_of_its_organization_and_says_who_makes_it(
+def test_job_waits_for_the_namespace_of_its_organization_and_names_the_command(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(creation, "RETRY_SECONDS", 0.0)
@@ -254,7 +254,7 @@ def test_job_whose_pods_the_api_server_would_refuse_fails_before_anything_is_cre
     assert room.objects() == []
 
 
-def test_job_that_may_not_be_checked_is_created_all_the_same(room: Room) -> None:
+def test_job_is_created_when_its_check_is_not_permitted(room: Room) -> None:
     room.server.refusals["Job"] = (403, "jobs.batch is forbidden: cannot create resource")
     room.submit()
     room.reconcile()
@@ -290,7 +290,7 @@ def test_clearing_is_completed_by_the_next_controller(room: Room, fatal: int, ca
     assert room.objects() == [] and room.row.phase is Phase.SUCCEEDED
 
 
-def test_queue_is_told_in_the_words_of_kueue_with_the_position(room: Room) -> None:
+def test_queued_job_reports_the_message_of_kueue_and_its_position(room: Room) -> None:
     words = (
         "couldn't assign flavors to pod set node: insufficient unused quota for nvidia.com/gpu in flavor gpu, 16 more needed"
     )
@@ -308,7 +308,7 @@ def test_queue_is_told_in_the_words_of_kueue_with_the_position(room: Room) -> No
     assert (row.phase, row.queue_position, row.is_queued) == (Phase.STARTING, None, False)
 
 
-def test_job_that_kueue_says_nothing_about_shows_what_the_first_of_its_queue_waits_for(room: Room) -> None:
+def test_job_unexplained_by_kueue_reports_the_reason_of_the_first_in_its_queue(room: Room) -> None:
     """Kueue explains one of several jobs of the same shape."""
     first = TRAIN.model_copy(update={"id": "f" * 32})
     room.submit(first)
@@ -341,7 +341,7 @@ def test_jobs_submitted_at_once_are_all_created_and_all_deleted(room: Room) -> N
     assert room.jobs.count_active() == 1
 
 
-def test_pass_that_the_database_ended_leaves_nothing_for_the_next(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pass_interrupted_by_the_database_leaves_no_plan_for_the_next(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that was cancelled between two passes is not created by what the first had planned."""
 
     def fail(*_: object) -> None:
@@ -444,7 +444,7 @@ def test_preemption_suspends_and_resumes_without_counting(room: Room) -> None:
     assert not any(attempt.counted for attempt in room.attempts.list(TRAIN))
 
 
-def test_pods_that_are_killed_at_the_end_of_their_grace_period_are_preempted_all_the_same(room: Room) -> None:
+def test_pods_killed_at_the_end_of_their_grace_period_count_as_preempted(room: Room) -> None:
     gang = room.start()
     gang.end(0, 137)
     room.view.pods.refresh()
@@ -454,7 +454,7 @@ def test_pods_that_are_killed_at_the_end_of_their_grace_period_are_preempted_all
     assert not room.attempts.list(TRAIN)[0].counted
 
 
-def test_pods_that_were_killed_are_preempted_also_when_their_gang_is_admitted_elsewhere_at_once(room: Room) -> None:
+def test_killed_pods_count_as_preempted_when_their_gang_is_readmitted_at_once(room: Room) -> None:
     """Kueue had another type of GPU, and admitted the gang before the controller looked: the job failed as killed."""
     gang = room.start()
     gang.end(0, 137)
@@ -483,7 +483,7 @@ def test_out_of_memory_of_one_pod_is_the_reason_of_the_attempt(room: Room) -> No
     assert room.attempts.report_exit(TRAIN, 1, ExitReason.NODE_LOST, "node 1 is silent").reason is ExitReason.OOM_KILLED
 
 
-def test_vague_report_of_survivors_gives_way_to_what_the_cluster_saw(room: Room) -> None:
+def test_vague_report_of_survivors_is_replaced_by_the_observation_of_the_cluster(room: Room) -> None:
     gang = room.start(TWO_NODES, nodes=2)
     room.attempts.report_exit(TRAIN, 1, ExitReason.NODE_LOST, "node 1 is silent")
     assert room.reconcile().reason is ExitReason.NODE_LOST
@@ -492,7 +492,7 @@ def test_vague_report_of_survivors_gives_way_to_what_the_cluster_saw(room: Room)
     assert row.reason is ExitReason.KILLED and room.attempts.list(TRAIN)[0].counted
 
 
-def test_full_disk_fails_the_job_with_the_words_of_the_kubelet(room: Room) -> None:
+def test_full_disk_fails_the_job_with_the_message_of_the_kubelet(room: Room) -> None:
     gang = room.start()
     words = "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi."
     gang.end(0, 137, reason="Error")
@@ -565,7 +565,7 @@ def test_gang_that_keeps_ending_with_75_fails_at_its_limit(room: Room) -> None:
     assert room.objects() == []
 
 
-def test_checkpoint_of_an_attempt_makes_the_restarts_before_it_count_no_more(room: Room) -> None:
+def test_checkpoint_resets_the_count_of_earlier_restarts(room: Room) -> None:
     job = TRAIN.model_copy(update={"schedule": Schedule(retries=2)})
     gang = room.start(job)
     for attempt in range(1, 6):
@@ -602,7 +602,7 @@ def test_bad_configuration_fails_at_once(room: Room) -> None:
     assert (row.phase, row.detail) == (Phase.FAILED, "learning_rate is negative: use a positive number")
 
 
-def test_job_set_that_the_cluster_gave_up_says_why_its_pod_ended(room: Room) -> None:
+def test_failed_job_set_reports_why_its_pod_ended(room: Room) -> None:
     gang = room.start()
     gang.end(0, 1, message="Traceback\nModuleNotFoundError: No module named 'recipes'")
     gang.change(condition("Failed", "jobset failed due to one or more job failures"))
@@ -624,7 +624,7 @@ def test_starting_names_the_event_that_holds_the_pod(room: Room) -> None:
     assert row.detail == f'pod {name}: MountVolume.SetUp failed for volume "data" : configmap "data" not found'
 
 
-def test_gang_of_which_one_pod_finds_no_node_is_starting_and_says_so(room: Room) -> None:
+def test_gang_with_an_unschedulable_pod_is_starting_and_reports_it(room: Room) -> None:
     room.submit()
     room.reconcile()
     gang = room.gang()
@@ -639,7 +639,7 @@ def test_gang_of_which_one_pod_finds_no_node_is_starting_and_says_so(room: Room)
     assert room.reconcile().phase is Phase.RUNNING
 
 
-def test_image_that_cannot_be_pulled_ends_after_its_limit_with_the_words_of_the_registry(room: Room) -> None:
+def test_image_that_cannot_be_pulled_fails_after_its_limit_with_the_registry_message(room: Room) -> None:
     room.submit()
     room.reconcile()
     gang = room.gang()
@@ -677,7 +677,9 @@ def test_child_that_the_api_server_refuses_fails_the_job(room: Room) -> None:
         (403, "configmaps is forbidden: exceeded quota: compute, requested: pods=1", Phase.PENDING),
     ],
 )
-def test_refusal_is_told_and_only_what_is_invalid_fails(room: Room, status: int, message: str, phase: Phase) -> None:
+def test_refusal_is_reported_and_fails_the_job_only_if_it_is_invalid(
+    room: Room, status: int, message: str, phase: Phase
+) -> None:
     room.submit()
     room.server.refusal = (status, message)
     row = room.reconcile()
@@ -800,7 +802,7 @@ def test_pods_of_a_failed_job_are_kept_for_a_time_where_it_asks_for_that(room: R
     assert room.objects() == []
 
 
-def test_kept_pods_make_place_for_the_job_when_it_is_resumed(room: Room) -> None:
+def test_kept_pods_are_removed_when_the_job_is_resumed(room: Room) -> None:
     gang = room.start(TRAIN.model_copy(update={"pod": PodSettings(keep_failed=True)}))
     room.attempts.end(TRAIN, 1, ExitReason.PROGRAM_ERROR, "it exited with 3")
     gang.end(0, 1)
@@ -815,7 +817,7 @@ def test_kept_pods_make_place_for_the_job_when_it_is_resumed(room: Room) -> None
     assert room.objects() == [f"ConfigMap/{NAME}-g2", f"Secret/{NAME}-g2-token", f"JobSet/{NAME}-g2"]
 
 
-def test_gang_whose_pods_would_be_kept_is_created_again_for_its_next_attempt(room: Room) -> None:
+def test_gang_that_keeps_failed_pods_is_recreated_for_its_next_attempt(room: Room) -> None:
     gang = room.start(TRAIN.model_copy(update={"pod": PodSettings(keep_failed=True)}))
     assert gang.job_set["spec"]["failurePolicy"]["maxRestarts"] == 0
     room.attempts.end(TRAIN, 1, ExitReason.KILLED, "killed")
@@ -857,7 +859,7 @@ def test_pod_that_was_deleted_before_it_started_is_named(room: Room) -> None:
     assert row.detail.startswith(f"pod {names[1]} was deleted before it started; pod {NAME}-node-0-0-2")
 
 
-def test_pod_that_was_preempted_before_it_started_says_by_whom(room: Room) -> None:
+def test_pod_preempted_before_its_start_is_reported_with_the_cause(room: Room) -> None:
     room.submit()
     room.reconcile()
     gang = room.gang()
@@ -872,7 +874,7 @@ def test_pod_that_was_preempted_before_it_started_says_by_whom(room: Room) -> No
     assert f"was deleted before it started ({words})" in room.reconcile().detail
 
 
-def test_pods_of_a_suspended_gang_were_not_deleted_by_somebody(room: Room) -> None:
+def test_pods_of_a_suspended_gang_are_not_reported_as_deleted(room: Room) -> None:
     room.submit()
     room.reconcile()
     gang = room.gang()
@@ -903,7 +905,7 @@ def elastic_job(nodes: int = 4, gpus: int = 8) -> Job:
     return TRAIN.model_copy(update={"distributed": shape, "hardware": Hardware(gpus=gpus)})
 
 
-def test_elastic_job_goes_on_with_the_nodes_that_are_free_after_its_wait(room: Room) -> None:
+def test_elastic_job_continues_on_the_free_nodes_after_its_wait(room: Room) -> None:
     gang = room.start(elastic_job(), nodes=4)
     room.attempts.end(TRAIN, 1, ExitReason.PREEMPTED, "saved checkpoint 7")
     gang.suspend("Preempted to accommodate a workload")
@@ -940,7 +942,7 @@ def leave_without_node(room: Room, gang: Gang, rank: int) -> None:
     room.server.put(gang.pods[rank])
 
 
-def test_admitted_elastic_job_goes_on_without_the_node_that_was_lost_after_its_wait(room: Room) -> None:
+def test_admitted_elastic_job_continues_without_the_lost_node_after_its_wait(room: Room) -> None:
     gang = room.start(elastic_job(), nodes=4)
     room.attempts.end(TRAIN, 1, ExitReason.NODE_LOST, "node-3 was lost", ended_at=1)
     gang.delete_pods()
@@ -980,7 +982,7 @@ def test_used_time_and_counted_attempts_carry_over_to_the_smaller_generation(roo
     assert (row.phase, row.detail) == (Phase.FAILED, "killed again (2 attempts failed)")
 
 
-def test_phase_says_that_a_resumed_job_waits_for_its_pods_that_still_save(room: Room) -> None:
+def test_resumed_job_reports_that_it_waits_for_pods_that_still_save(room: Room) -> None:
     gang = room.start()
     gang.pods[0]["metadata"] |= {"deletionTimestamp": timestamp(), "deletionGracePeriodSeconds": 300}
     room.server.put(gang.pods[0])
@@ -1001,7 +1003,7 @@ def test_gang_that_kueue_stopped_and_forgot_is_queued_again(room: Room) -> None:
     assert room.row.attempt == 1
 
 
-def test_image_that_could_be_pulled_before_is_a_matter_of_the_registry(room: Room) -> None:
+def test_pull_failure_of_a_known_image_is_a_supervisor_failure(room: Room) -> None:
     gang = room.start()
     room.attempts.end(TRAIN, 1, ExitReason.KILLED, "killed")
     gang.delete_pods()
@@ -1013,7 +1015,7 @@ def test_image_that_could_be_pulled_before_is_a_matter_of_the_registry(room: Roo
     assert (row.phase, row.reason) == (Phase.FAILED, ExitReason.SUPERVISOR_FAILED) and "connection refused" in row.detail
 
 
-def test_what_cannot_be_read_of_one_job_stops_no_other(room: Room) -> None:
+def test_unreadable_job_does_not_stop_the_others(room: Room) -> None:
     other = a_job(tracking=None).model_copy(update={"id": "unreadable"})
     room.submit(other)
     with room.database.write() as connection:

@@ -37,7 +37,7 @@ def name(identifier: str, program: Program, generation: int = 1) -> str:
 
 @pytest.mark.parametrize("program", Program)
 @pytest.mark.parametrize("identifier", IDS, ids=range(len(IDS)))
-def test_a_name_is_a_dns_label_and_leaves_room_for_a_pod_s(identifier: str, program: Program) -> None:
+def test_gang_name_is_a_dns_label_with_room_for_pod_suffixes(identifier: str, program: Program) -> None:
     found = name(identifier, program)
     assert LABEL.fullmatch(found) and found[0].isalpha()  # a Service's name begins with a letter
     assert len(f"{found}-node-0-9999-abcde") <= 63
@@ -49,13 +49,13 @@ def test_no_two_jobs_share_a_name() -> None:
     assert len(set(names)) == len(names)
 
 
-def test_a_name_can_be_read() -> None:
+def test_gang_name_contains_the_program_and_id() -> None:
     assert name(HEX, Program.TRAIN) == f"train-{HEX}"
     assert name("My_Run.7", Program.TRAIN).startswith("train-my-run-7-")
     assert name(f"evaluate-{HEX}", Program.EVALUATE).startswith(f"evaluate-{HEX[:20]}")
 
 
-def test_a_later_generation_has_a_name_of_its_own_that_fits_too() -> None:
+def test_later_generation_has_a_distinct_name_within_the_limit() -> None:
     assert name(HEX, Program.TRAIN, 2) == f"train-{HEX}-g2"
     names = [name(identifier, program, 99) for identifier in IDS for program in Program]
     assert len(set(names)) == len(names)

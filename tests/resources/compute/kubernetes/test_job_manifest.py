@@ -58,7 +58,7 @@ def test_schema_check_finds_unknown_keys_in_every_kind() -> None:
             check(broken)
 
 
-def test_what_is_applied_in_which_order() -> None:
+def test_objects_are_rendered_in_the_order_of_application() -> None:
     assert [item["kind"] for item in render(DISTRIBUTED, KUEUE)] == ["ConfigMap", "Secret", "JobSet"]
     assert [item["kind"] for item in render(DISTRIBUTED, PLAIN)] == ["ConfigMap", "Secret", "Service", "Job"]
     assert [item["kind"] for item in render(a_job(), PLAIN)] == ["ConfigMap", "Secret", "Job"]
@@ -71,7 +71,7 @@ def test_what_is_applied_in_which_order() -> None:
         ]
 
 
-def test_the_job_travels_as_a_file_with_the_folders_and_addresses_of_a_pod() -> None:
+def test_job_document_is_a_file_with_the_folders_and_addresses_of_a_pod() -> None:
     scheduler = Scheduler(tracking_uri="http://hanzo-ml.hanzo-ml.svc:8057")
     [text] = of_kind("ConfigMap", a_job(), scheduler)["data"].values()
     read = Job.model_validate_json(text)
@@ -91,7 +91,7 @@ def test_the_job_travels_as_a_file_with_the_folders_and_addresses_of_a_pod() -> 
 
 @pytest.mark.requirement("Z9")
 @pytest.mark.parametrize(("priority", "name"), [("low", "interactive"), ("medium", "batch"), ("high", "production")])
-def test_kueue_is_told_queue_priority_and_duration_and_starts_it(priority: Any, name: str) -> None:
+def test_job_set_names_queue_priority_and_duration_and_is_started_by_kueue(priority: Any, name: str) -> None:
     item = of_kind("JobSet", a_job(schedule=Schedule(priority=priority, max_duration="1.5h")))
     labels = item["metadata"]["labels"]
     assert labels["kueue.x-k8s.io/queue-name"] == "hanzo-ml"
@@ -119,7 +119,7 @@ def test_interrupted_gangs_restart_uncounted_and_final_errors_end_the_job() -> N
     }, "75, and what was killed, restart the gang by JobSet's default"
 
 
-def test_a_later_generation_is_other_objects_of_the_same_job_with_the_time_that_is_left() -> None:
+def test_later_generation_has_new_objects_and_the_remaining_time() -> None:
     first, second = render(a_job(), KUEUE), render(a_job(), KUEUE, generation=2, used_seconds=3600.5)
     assert not {item["metadata"]["name"] for item in first} & {item["metadata"]["name"] for item in second}
     for one, other in zip(first, second, strict=True):
@@ -148,7 +148,7 @@ def test_pods_that_share_a_preparation_know_their_numbers_and_restart_alone() ->
     assert [rule["action"] for rule in rules] == ["FailJob", "Ignore", "Ignore"]
 
 
-def test_without_crds_a_gang_is_never_restarted_in_part_and_a_single_pod_restarts_itself() -> None:
+def test_gang_without_crds_is_not_restarted_in_part_but_a_single_pod_is() -> None:
     gang, single = child(DISTRIBUTED, PLAIN), child(a_job(), PLAIN)
     assert gang["backoffLimit"] == 0 and single["backoffLimit"] > 10_000
     assert [rule["action"] for rule in gang["podFailurePolicy"]["rules"]] == ["FailJob", "FailJob", "FailJob"]
@@ -190,13 +190,13 @@ CHANGES = {
 
 @pytest.mark.parametrize("scheduler", BACKENDS.values(), ids=BACKENDS)
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_another_job_is_another_text_and_the_same_job_the_same(change: dict[str, Any], scheduler: Scheduler) -> None:
+def test_manifest_is_deterministic_and_differs_between_jobs(change: dict[str, Any], scheduler: Scheduler) -> None:
     text = to_yaml(render(a_job(), scheduler))
     assert to_yaml(render(a_job(), scheduler)) == text
     assert to_yaml(render(a_job(**change), scheduler)) != text
 
 
-def test_what_a_pod_cannot_reach_is_said() -> None:
+def test_addresses_that_a_pod_cannot_reach_are_reported() -> None:
     assert out_of_reach(a_job(), KUEUE) == []
     here = a_job(
         store=StoreAddress(root="file:///objects", buckets={}), tracking=Tracking(uri="http://0.0.0.0:8057", run_id="r")
@@ -206,7 +206,7 @@ def test_what_a_pod_cannot_reach_is_said() -> None:
     assert out_of_reach(here, Scheduler(tracking_uri="http://ml:8057")) == [], "objects come through the API"
 
 
-def test_nothing_here_loads_dagster_or_torch() -> None:
+def test_job_manifest_loads_neither_dagster_nor_torch() -> None:
     code = (
         "import sys, resources.compute.kubernetes.job_manifest; print({'dagster', 'torch', 'kubernetes'} & set(sys.modules))"
     )

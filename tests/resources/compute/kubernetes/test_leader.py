@@ -70,7 +70,7 @@ def test_leader_whose_session_was_ended_cannot_write(postgres_url: str, tmp_path
             connection.execute(text("SELECT 1"))
 
 
-def test_row_that_another_session_holds_does_not_hold_up_the_leader(
+def test_row_locked_by_another_session_does_not_block_the_leader(
     postgres_url: str, tmp_path: Path, stopped: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leader, "LOCK_SECONDS", 1)

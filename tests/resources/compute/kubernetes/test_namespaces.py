@@ -27,7 +27,7 @@ def test_organizations_share_the_namespace_unless_the_settings_say_otherwise() -
 
 
 @pytest.mark.parametrize("organization", ["Acme", "acme inc.", "-", "a" * 200, "Ä", "acme-", "a/b", ""])
-def test_id_that_is_no_label_gets_a_short_form_and_a_hash(organization: str) -> None:
+def test_id_that_is_an_invalid_label_gets_a_short_form_and_a_hash(organization: str) -> None:
     found = namespace_of(organization)
     digest = hashlib.sha256(organization.encode()).hexdigest()[:16]
     assert LABEL.fullmatch(found) and found.startswith("hanzo-ml-") and found.endswith(f"-{digest}")

@@ -16,7 +16,7 @@ from tests.resources.compute.kubernetes.schemas import check
 
 
 @pytest.mark.requirement("G4")
-def test_one_node_is_one_pod_with_what_the_job_asks_for() -> None:
+def test_single_node_job_is_one_pod_with_the_requested_resources() -> None:
     spec = child(a_job())
     assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 1, 1)
     wanted = {"cpu": "2", "memory": "4Gi"}
@@ -27,7 +27,7 @@ def test_one_node_is_one_pod_with_what_the_job_asks_for() -> None:
     assert pod(eight)["nodeSelector"] == {"ml.hanzo.ai/gpu-type": "nvidia-a100-80gb"}
 
 
-def test_the_pods_of_a_recipe_run_its_image_and_those_of_a_job_its_own() -> None:
+def test_pods_run_the_image_of_the_recipe_or_the_default_image() -> None:
     """A recipe could not name one: whatever it was tried with, its pods ran the image of the day."""
     recipe = Recipe.named("zen-7b-lora").changed({"image": "me/mine:3f2a9c1"})
     assert program(a_job(parameters={"recipe": recipe.model_dump(mode="json")}))["image"] == "me/mine:3f2a9c1"
@@ -37,7 +37,7 @@ def test_the_pods_of_a_recipe_run_its_image_and_those_of_a_job_its_own() -> None
     assert program(a_job(parameters={"recipe": none.model_dump(mode="json")}))["image"] == KUEUE.default_image
 
 
-def test_a_gang_has_a_pod_for_each_node_and_the_gpus_of_each() -> None:
+def test_gang_has_one_pod_per_node_with_its_gpus() -> None:
     job = a_job(hardware=GPUS, distributed=Distributed(num_nodes=3, gpus_per_node=4))
     for scheduler in (KUEUE, PLAIN):
         assert (child(job, scheduler)["completions"], child(job, scheduler)["parallelism"]) == (3, 3)
@@ -66,7 +66,7 @@ def test_pods_keep_to_the_restricted_profile(job: Job, scheduler: Scheduler) -> 
 
 
 @pytest.mark.requirement("X3")
-def test_secrets_come_as_environment_and_only_by_name() -> None:
+def test_job_secret_is_referenced_only_by_name() -> None:
     assert "envFrom" not in program(a_job(), KUEUE), "a pod holds no key of the object store"
     [named] = [item for item in render(a_job(), Scheduler(job_secret="mine")) if item["kind"] == "JobSet"]
     assert json.dumps(named).count('"secretRef": {"name": "mine"}') == 1
@@ -88,7 +88,7 @@ TCP = {"NCCL_IB_DISABLE": "1", "NCCL_NET": "Socket"}
         ("disabled", 2, "rdma/hca", TCP, None),
     ],
 )
-def test_rdma(
+def test_rdma_devices_and_variables_follow_the_job_and_the_settings(
     rdma: Any, nodes: int, resource: str | None, variables: dict[str, str], devices: str | None, backend: Any
 ) -> None:
     """The devices were asked of nobody, so that no pod had one, whatever the job said."""
@@ -105,7 +105,7 @@ def test_rdma(
         assert amounts.get("rdma/hca") == devices
 
 
-def test_rdma_that_cannot_be_had_is_refused() -> None:
+def test_unavailable_rdma_is_refused() -> None:
     job = a_job(hardware=GPUS, distributed=Distributed(rdma="enabled", num_nodes=2))
     with pytest.raises(BadConfiguration, match=r"distributed\.rdma is enabled, but scheduler\.rdma_resource is not set"):
         render(job, KUEUE)
@@ -114,7 +114,7 @@ def test_rdma_that_cannot_be_had_is_refused() -> None:
         Scheduler(rdma_resource="hca")
 
 
-def test_hardware_that_cannot_be_had_is_refused() -> None:
+def test_unknown_gpu_type_is_refused() -> None:
     with pytest.raises(BadConfiguration, match=r"unknown gpu_type 'abacus': use one of .* or add it to scheduler"):
         render(a_job(hardware=Hardware(gpus=1, gpu_type="abacus")), KUEUE)
 
@@ -177,7 +177,7 @@ def test_a_claim_is_one_volume_however_often_it_is_mounted() -> None:
     assert mounts["/data/home"]["readOnly"] is False
 
 
-def test_what_the_settings_give_every_job_is_added_to_its_own() -> None:
+def test_pod_settings_for_every_job_are_added_to_those_of_the_job() -> None:
     scheduler = Scheduler(
         image_pull_secrets=("common", "registry"),
         volumes=(VolumeClaim(claim="software", path="/opt/software"),),

@@ -26,7 +26,7 @@ def test_running_gang_is_admitted_and_its_pod_runs() -> None:
     assert explain_pod(pod, ()) is None
 
 
-def test_gang_larger_than_the_quota_says_so_in_the_words_of_kueue() -> None:
+def test_gang_larger_than_the_quota_reports_the_message_of_kueue() -> None:
     found = SNAPSHOTS["too large"]
     assert read_gang(found["JobSet"]).suspended
     workload = read_workload(found["Workload"])
@@ -50,13 +50,13 @@ def test_queue_is_in_the_order_of_priority_and_age() -> None:
     assert sort_queues(workloads) == {too_large.queue: [too_large, preempted]}
 
 
-def test_missing_image_is_in_the_words_of_the_registry() -> None:
+def test_missing_image_is_reported_with_the_message_of_the_registry() -> None:
     pod = read_pod(SNAPSHOTS["image missing"]["Pod"])
     assert pod.waiting in ("ErrImagePull", "ImagePullBackOff")
     assert "failed to resolve image" in pod.message and pod.image == "localhost/absent:1"
 
 
-def test_pod_whose_child_process_was_killed_for_memory_is_out_of_memory_whatever_its_exit_code() -> None:
+def test_pod_with_a_child_killed_for_memory_is_out_of_memory_despite_its_exit_code() -> None:
     pod = read_pod(SNAPSHOTS["ended by itself"]["Pod"])
     ended = explain_pod(pod, ())
     assert pod.exit_code == 75 and pod.has_ended
@@ -64,14 +64,14 @@ def test_pod_whose_child_process_was_killed_for_memory_is_out_of_memory_whatever
 
 
 @pytest.mark.parametrize(("status", "lost"), [("True", False), ("False", False), ("Unknown", True)])
-def test_node_is_lost_when_nothing_is_known_of_it(status: str, lost: bool) -> None:
+def test_node_with_unknown_status_is_lost(status: str, lost: bool) -> None:
     node = json.loads(json.dumps(SNAPSHOTS["node"]["Node"]))
     [ready] = [condition for condition in node["status"]["conditions"] if condition["type"] == "Ready"]
     ready["status"] = status
     assert bool(lost_nodes([node])) is lost
 
 
-def test_pod_whose_launcher_could_not_report_says_why_in_its_termination_message() -> None:
+def test_unreported_exit_is_read_from_the_termination_message() -> None:
     document = ExitDocument(code=None, message="the API refuses this pod (401)", reason=ExitReason.SUPERVISOR_FAILED)
     item = copy.deepcopy(SNAPSHOTS["ended by itself"]["Pod"])
     item["status"]["containerStatuses"][0]["state"] = {

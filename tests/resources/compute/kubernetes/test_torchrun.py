@@ -15,7 +15,7 @@ def value(command: list[str], flag: str) -> str:
     return found
 
 
-def test_every_rank_is_told_its_place_and_where_rank_0_is() -> None:
+def test_every_rank_gets_its_number_and_the_number_of_nodes() -> None:
     for scheduler in BACKENDS.values():
         command = launched(GANG, scheduler, rank=1)
         assert value(command, "nnodes") == "2" and value(command, "node-rank") == "1"
@@ -36,14 +36,14 @@ def test_rank_0_has_the_name_that_the_cluster_gives_it() -> None:
     assert value(launched(GANG, PLAIN), "master-addr") == f"{job['metadata']['name']}-0.{service['metadata']['name']}"
 
 
-def test_waiting_is_longer_than_the_grace_and_ending_shorter() -> None:
+def test_rendezvous_timeout_exceeds_the_grace_period_and_shutdown_timeout_does_not() -> None:
     """A gang that preempts another waits up to 300 s for its room (facts/kubernetes.md, pitfall 1)."""
     command = launched(GANG)
     assert int(value(command, "rdzv-conf").removeprefix("timeout=")) > 300 > int(value(command, "shutdown-timeout")) >= 240
 
 
 @pytest.mark.parametrize("num_nodes", [1, 2])
-def test_a_service_is_there_where_pods_look_for_each_other(num_nodes: int) -> None:
+def test_service_is_rendered_only_for_several_nodes(num_nodes: int) -> None:
     job = GANG.model_copy(update={"distributed": Distributed(num_nodes=num_nodes)})
     kinds = [item["kind"] for item in render(job, Scheduler(gang_backend="indexed_job"))]
     assert ("Service" in kinds) is (num_nodes > 1)

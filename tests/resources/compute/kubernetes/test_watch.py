@@ -75,7 +75,7 @@ def test_resource_version_that_the_server_does_not_know_leads_to_a_new_list(serv
     until(lambda: names(mirror) == ["a", "b"])
 
 
-def test_list_without_a_resource_version_is_asked_for_again(server: ApiServer) -> None:
+def test_list_without_a_resource_version_is_requested_again(server: ApiServer) -> None:
     server.put(pod("a"))
     server.versionless_lists = 2
     mirror = Mirror(server.cluster, POD, lambda: None)

@@ -31,7 +31,7 @@ from tests.support.resources.local_backend import until
 __all__ = ["source"]
 
 
-def test_two_jobs_have_each_their_own_and_the_third_waits_for_one_to_end(tmp_path: Path, source: Path) -> None:
+def test_third_job_waits_until_one_of_two_gpus_is_free(tmp_path: Path, source: Path) -> None:
     with house(tmp_path, source, "0", "GPU-1f/2") as there:
         first, second, third = (there.submitted(name) for name in ("first", "second", "third"))
         assert [there.on(job) for job in (first, second)] == ["0", "GPU-1f/2"]
@@ -68,7 +68,7 @@ def test_a_job_for_several_gpus_is_not_passed_by_small_ones(tmp_path: Path, sour
         assert there.phase(late) is Phase.RUNNING
 
 
-def test_a_job_that_nobody_follows_any_more_holds_up_nobody(
+def test_abandoned_waiting_job_does_not_block_the_queue(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with house(tmp_path, source, "0") as there:
@@ -84,7 +84,7 @@ def test_a_job_that_nobody_follows_any_more_holds_up_nobody(
         assert there.phase(lost) is Phase.RUNNING, "it is late, and not lost"
 
 
-def test_one_that_is_killed_goes_on_with_the_next_gpus_that_are_free(tmp_path: Path, source: Path) -> None:
+def test_killed_job_restarts_on_the_next_free_gpus(tmp_path: Path, source: Path) -> None:
     with house(tmp_path, source, "0") as there:
         killed = there.submitted("killed")
         assert there.on(killed) == "0"
@@ -104,7 +104,7 @@ def test_one_that_is_killed_goes_on_with_the_next_gpus_that_are_free(tmp_path: P
         there.end(killed)
 
 
-def test_a_job_gets_no_time_twice_where_a_supervisor_dies_as_it_starts_it(
+def test_waiting_time_is_credited_once_when_a_supervisor_dies_during_a_start(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it had waited was given to it by each of them, so that it could have more time than it may take."""
@@ -147,7 +147,7 @@ def kill(job: Job) -> None:
 @pytest.mark.parametrize(
     ("names", "known"), [((), False), ((), True), (("0", "1", "2"), True)], ids=["none-known", "none-allowed", "more-gpus"]
 )
-def test_no_more_jobs_run_than_may_though_nobody_follows_them(
+def test_running_jobs_without_a_supervisor_count_toward_the_limit(
     tmp_path: Path, source: Path, names: tuple[str, ...], known: bool
 ) -> None:
     """A program outlives its killed worker, whose slot in Dagster's pool is free at once. Each look is a new supervisor."""
@@ -167,7 +167,7 @@ def test_no_more_jobs_run_than_may_though_nobody_follows_them(
             there.end(job)
 
 
-def test_a_job_that_starts_again_waits_for_its_turn_and_uses_none_of_its_time(tmp_path: Path, source: Path) -> None:
+def test_restarted_job_waits_for_its_turn_without_using_its_time(tmp_path: Path, source: Path) -> None:
     with house(tmp_path, source, known=False, places=1) as there:
         killed = there.submitted("killed")
         assert there.on(killed)
@@ -190,7 +190,7 @@ def test_a_job_that_starts_again_waits_for_its_turn_and_uses_none_of_its_time(tm
         there.end(killed)
 
 
-def test_where_fewer_or_more_may_run_by_now_those_that_run_count(tmp_path: Path, source: Path) -> None:
+def test_running_jobs_count_toward_a_changed_limit(tmp_path: Path, source: Path) -> None:
     with house(tmp_path, source, known=False, places=3) as there:
         jobs = [there.submitted(f"job-{number}") for number in range(3)]
         there.leases = Leases(there.leases.folder, None, 2)
@@ -206,7 +206,7 @@ def test_where_fewer_or_more_may_run_by_now_those_that_run_count(tmp_path: Path,
             there.end(job)
 
 
-def test_a_job_that_waits_for_gpus_keeps_no_place_and_says_what_it_waits_for(tmp_path: Path, source: Path) -> None:
+def test_job_waiting_for_gpus_holds_none_and_reports_its_reason(tmp_path: Path, source: Path) -> None:
     with house(tmp_path, source, "0", "1", places=2) as there:
         small, large = there.submitted("small"), there.submitted("large", gpus=2)
         assert there.compute.observe(large) == Observation(Phase.PENDING, 1, "waits for GPUs of this machine: 2 of 2")
@@ -216,7 +216,7 @@ def test_a_job_that_waits_for_gpus_keeps_no_place_and_says_what_it_waits_for(tmp
         there.end(large)
 
 
-def test_the_settings_say_how_many_may_run(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_jobs_are_limited_by_the_settings(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("HANZO_ML_") and not name.endswith("_PORT")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HANZO_ML_HOME", str(tmp_path / "home"))
@@ -238,7 +238,7 @@ def test_the_settings_say_how_many_may_run(tmp_path: Path, source: Path, monkeyp
             compute.cancel(job)
 
 
-def test_how_many_a_job_gets(tmp_path: Path) -> None:
+def test_job_gets_its_requested_gpus_up_to_those_installed(tmp_path: Path) -> None:
     four = Admission(Leases(tmp_path, ("0", "1", "2", "3")))
     there = House(tmp_path, tmp_path, None)
     assert [four.required_gpus(there.job("j", gpus)) for gpus in (0, 1, 3, 8)] == [1, 1, 3, 4]
@@ -248,7 +248,7 @@ def test_how_many_a_job_gets(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_where_none_are_known_a_program_takes_what_it_finds_and_where_none_are_allowed_it_finds_none(
+def test_program_sees_all_gpus_when_none_are_known_and_none_when_none_are_allowed(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, known: bool
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -257,9 +257,7 @@ def test_where_none_are_known_a_program_takes_what_it_finds_and_where_none_are_a
         assert [there.on(job) for job in jobs] == ["" if known else "all"] * 2
 
 
-def test_a_start_that_cannot_be_granted_its_credentials_is_none(
-    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_start_without_credentials_does_not_count(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The metadata was away for seconds, and a job that had only waited was failed: each look had counted as a start."""
     away = True
 
@@ -280,7 +278,7 @@ def test_a_start_that_cannot_be_granted_its_credentials_is_none(
         there.end(second)
 
 
-def test_one_asks_at_a_time_and_who_is_cancelled_meanwhile_waits_for_nothing(tmp_path: Path, source: Path) -> None:
+def test_admission_is_exclusive_and_skips_vanished_tickets(tmp_path: Path, source: Path) -> None:
     """Two that ask at once would each take half of what both need."""
     with house(tmp_path, source, "0") as there:
         job, folder = there.job("mine"), there.leases.folder
@@ -294,7 +292,9 @@ def test_one_asks_at_a_time_and_who_is_cancelled_meanwhile_waits_for_nothing(tmp
             assert lease is not None and lease.gpus == ("0",)
 
 
-def test_whose_start_fails_keeps_its_place(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_with_a_failed_start_keeps_its_place_in_the_queue(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A job that had waited longest went behind all others, for a second without the metadata."""
     unlucky = "second"
 
@@ -328,7 +328,7 @@ def test_whose_start_fails_keeps_its_place(tmp_path: Path, source: Path, monkeyp
         ({"jobs_at_once": 5, "max_concurrent_jobs": 3}, ("0", "1"), 3),
     ],
 )
-def test_the_gpus_of_this_machine(
+def test_gpu_names_and_job_limit_follow_the_settings(
     monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], names: tuple[str, ...], at_once: int
 ) -> None:
     monkeypatch.setattr(capacity, "installed_gpus", lambda: ["NVIDIA H200", "NVIDIA H200"])
@@ -336,7 +336,7 @@ def test_the_gpus_of_this_machine(
     assert (gpu_names(scheduler), max_running_jobs(scheduler)) == (names, at_once)
 
 
-def test_a_stack_that_is_kept_to_some_gpus_keeps_its_jobs_to_them(tmp_path: Path) -> None:
+def test_allowed_gpus_are_read_from_variables_and_settings(tmp_path: Path) -> None:
     home = {"HANZO_ML_HOME": str(tmp_path)}
     assert Settings.load(home).scheduler.devices is None
     assert Settings.load({**home, "CUDA_VISIBLE_DEVICES": "2, GPU-1f"}).scheduler.devices == ("2", "GPU-1f")

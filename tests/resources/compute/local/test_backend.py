@@ -47,7 +47,7 @@ def compute(source: Path, tmp_path: Path) -> LocalCompute:
     return LocalCompute(tmp_path / "jobs", source=source, max_restarts=2, grace_seconds=20, poll_seconds=0.02)
 
 
-def test_a_job_runs_to_its_result_and_its_log_is_told_line_by_line(compute: LocalCompute, job_that: Any) -> None:
+def test_job_runs_to_its_result_and_its_log_is_followed_line_by_line(compute: LocalCompute, job_that: Any) -> None:
     seen = Watcher()
     result = compute.run(job_that("return"), seen.follower)
     assert result.metrics == {"starts": 1.0}
@@ -55,7 +55,7 @@ def test_a_job_runs_to_its_result_and_its_log_is_told_line_by_line(compute: Loca
     assert seen.phases[-1].phase is Phase.SUCCEEDED
 
 
-def test_of_very_many_lines_at_once_the_last_are_told_and_how_many_more_there_are() -> None:
+def test_log_burst_is_truncated_to_its_last_lines_with_the_number_omitted() -> None:
     """Each is an event of a Dagster run: a script had printed in two seconds what took an hour to be told."""
     lines = [str(number) for number in range(100_000)]
     told = list(truncate_lines(lines, "job-1"))
@@ -66,7 +66,7 @@ def test_of_very_many_lines_at_once_the_last_are_told_and_how_many_more_there_ar
 
 
 @pytest.mark.requirement("G5")
-def test_a_job_that_takes_too_long_is_ended_and_may_be_given_more_time(compute: LocalCompute, job_that: Any) -> None:
+def test_job_beyond_its_max_duration_is_ended_and_may_get_more_time(compute: LocalCompute, job_that: Any) -> None:
     job = job_that("term", schedule=Schedule(max_duration="4s"))
     seen = Watcher()
     with pytest.raises(JobFailed, match=r"it exceeded schedule.max_duration \(4s\): what it saved is kept") as failed:
@@ -80,7 +80,7 @@ def test_a_job_that_takes_too_long_is_ended_and_may_be_given_more_time(compute: 
 
 
 @pytest.mark.parametrize("set_by", [7200.0, -7200.0], ids=["forward", "back"])
-def test_a_clock_that_is_set_takes_and_gives_no_time(
+def test_clock_change_does_not_alter_the_remaining_time(
     compute: LocalCompute, job_that: Any, monkeypatch: pytest.MonkeyPatch, set_by: float
 ) -> None:
     """By two hours forward, it ended what may take one; and once more as it was set right again."""
@@ -133,7 +133,7 @@ def test_supervisor_needs_only_the_key_of_a_submitted_job(compute: LocalCompute,
     compute.cancel(key)
 
 
-def test_attaching_writes_nothing_and_a_changed_document_is_for_the_next_attempt(
+def test_attaching_writes_no_file_and_a_changed_document_waits_for_the_next_attempt(
     compute: LocalCompute, job_that: Any
 ) -> None:
     job = job_that("wait", schedule=Schedule(max_duration="1h"))
@@ -173,7 +173,7 @@ def test_a_restart_gets_the_time_that_was_left(compute: LocalCompute, job_that: 
     until("the result", lambda: compute.observe(job).phase is Phase.SUCCEEDED)
 
 
-def test_work_that_is_done_is_not_done_again_and_other_work_under_its_id_is(
+def test_completed_work_is_reused_and_changed_work_under_its_id_is_done(
     compute: LocalCompute, job_that: Any, tmp_path: Path
 ) -> None:
     job = job_that("return")
@@ -218,7 +218,7 @@ def test_a_program_that_is_killed_starts_again(compute: LocalCompute, job_that: 
     assert compute.run(job, Watcher().follower).metrics == {"starts": 2.0}
 
 
-def test_a_program_that_the_kernel_ended_for_want_of_memory_is_told_as_it_starts_again(
+def test_program_killed_by_the_kernel_for_memory_is_restarted_with_that_reason(
     compute: LocalCompute, job_that: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel counts it, on a machine on which such a thing had happened before."""
@@ -298,24 +298,24 @@ def test_the_supervisor_writes_the_reason_of_a_killed_program(tmp_path: Path, so
     assert written == {"code": None, "message": "killed", "reason": "killed"}
 
 
-def test_this_kernel_says_how_often_memory_ran_out() -> None:
+def test_out_of_memory_kills_are_read_from_the_kernel() -> None:
     assert memory_kills() >= 0 and "oom_kill" in Path("/proc/vmstat").read_text()
     assert memory_kills(Path("/proc/none")) == 0
 
 
-def test_a_program_that_saved_and_left_starts_again(compute: LocalCompute, job_that: Any) -> None:
+def test_preempted_program_that_saved_is_restarted(compute: LocalCompute, job_that: Any) -> None:
     seen = Watcher()
     assert compute.run(job_that("preempted once"), seen.follower).metrics == {"starts": 2.0}
     assert Observation(Phase.RESTARTING, 2, "preempted: checkpoint 1 holds everything", ExitReason.PREEMPTED) in seen.phases
 
 
-def test_to_be_preempted_often_is_no_failure(compute: LocalCompute, job_that: Any) -> None:
+def test_repeated_preemption_does_not_fail_the_job(compute: LocalCompute, job_that: Any) -> None:
     """A week on machines that are wanted back twice a day."""
     assert compute.max_restarts == 2
     assert compute.run(job_that("preempted often"), Watcher().follower).metrics == {"starts": 6.0}
 
 
-def test_a_program_that_asks_to_be_started_again_is(compute: LocalCompute, job_that: Any) -> None:
+def test_program_that_requests_a_restart_is_restarted(compute: LocalCompute, job_that: Any) -> None:
     seen = Watcher()
     assert compute.run(job_that("restart once"), seen.follower).metrics == {"starts": 2.0}
     assert (
@@ -332,7 +332,7 @@ def test_a_program_that_always_dies_fails_after_its_restarts(compute: LocalCompu
 
 
 @pytest.mark.parametrize("how", ["die four times", "save and die four times"])
-def test_a_program_that_gets_on_may_die_as_often_as_it_will(compute: LocalCompute, job_that: Any, how: str) -> None:
+def test_program_that_makes_progress_may_die_without_limit(compute: LocalCompute, job_that: Any, how: str) -> None:
     """Killed twelve times within minutes, a training had failed that had saved a checkpoint each time."""
     assert compute.max_restarts == 2
     assert compute.run(job_that(how), Watcher().follower).metrics == {"starts": 5.0}
@@ -346,7 +346,7 @@ def test_a_program_that_dies_at_the_same_step_again_and_again_fails(compute: Loc
     assert starts(job) == 3
 
 
-def test_bad_configuration_is_not_tried_again_and_keeps_its_words(compute: LocalCompute, job_that: Any) -> None:
+def test_bad_configuration_is_not_retried_and_keeps_its_message(compute: LocalCompute, job_that: Any) -> None:
     job = job_that("bad")
     with pytest.raises(BadConfiguration, match=r"^no such thing: correct it$"):
         compute.run(job, Watcher().follower)
@@ -412,9 +412,7 @@ def test_two_supervisors_follow_one_process(compute: LocalCompute, job_that: Any
     assert compute.run(job, Watcher().follower).metrics == {"starts": 1.0}
 
 
-def test_an_exception_in_whoever_follows_ends_the_job_with_a_signal_that_it_can_hear(
-    compute: LocalCompute, job_that: Any
-) -> None:
+def test_interrupt_of_the_follower_ends_the_job_with_a_catchable_signal(compute: LocalCompute, job_that: Any) -> None:
     """Dagster cancels a run so."""
     job = job_that("term")
 
@@ -427,7 +425,7 @@ def test_an_exception_in_whoever_follows_ends_the_job_with_a_signal_that_it_can_
     assert "asked to stop" in compute.read_lines(job, 0)[0] or starts(job) == 1
 
 
-def test_what_keeps_whoever_follows_from_looking_ends_no_job(
+def test_temporary_error_of_the_follower_does_not_end_the_job(
     compute: LocalCompute, job_that: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Dagster's database, the store or the metadata are away for a moment."""
@@ -449,7 +447,7 @@ def test_what_keeps_whoever_follows_from_looking_ends_no_job(
     assert compute.run(job, Watcher().follower).metrics == {"starts": 1.0}
 
 
-def test_who_cannot_look_for_too_long_ends_the_job(
+def test_long_outage_of_the_follower_ends_the_job(
     compute: LocalCompute, job_that: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(base, "RETRY_SECONDS", 0.02)
@@ -464,7 +462,7 @@ def test_who_cannot_look_for_too_long_ends_the_job(
     assert not is_running(Path(job.work_dir))
 
 
-def test_the_log_comes_in_whole_lines_from_where_it_was_left(compute: LocalCompute, job_that: Any) -> None:
+def test_log_is_read_in_whole_lines_from_the_last_offset(compute: LocalCompute, job_that: Any) -> None:
     job = job_that("return")
     compute.run(job, Watcher().follower)
     text, offset = compute.read_lines(job, 0)
@@ -477,7 +475,7 @@ def test_the_log_comes_in_whole_lines_from_where_it_was_left(compute: LocalCompu
     assert text.count("\n") == 2
 
 
-def test_the_real_program_split_runs_and_its_result_is_used_again(tmp_path: Path) -> None:
+def test_split_program_runs_and_its_result_is_reused(tmp_path: Path) -> None:
     address = StoreAddress(root=(tmp_path / "objects").as_uri(), buckets=BUCKETS)
     raw = tmp_path / "raw"
     raw.mkdir()
@@ -509,7 +507,7 @@ def test_a_job_for_several_machines_is_refused_before_it_starts(compute: LocalCo
     assert not Path(job.work_dir).exists()
 
 
-def test_several_processes_have_all_of_the_grace_but_what_torchrun_needs_to_end(job_that: Any, tmp_path: Path) -> None:
+def test_torchrun_processes_get_almost_the_whole_grace_period(job_that: Any, tmp_path: Path) -> None:
     """Told nothing, torchrun kills them after 30 s: with the checkpoint that they save of the step that was broken off."""
     assert LocalCompute(tmp_path, source=tmp_path).grace_seconds == 300
     alone = job_that("ends").model_copy(update={"program": Program.TRAIN})

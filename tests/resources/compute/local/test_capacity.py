@@ -19,19 +19,19 @@ KNOWN = Scheduler().gpu_types
         ("NVIDIA H200", "nvidia-h200"),
     ],
 )
-def test_a_model_is_the_type_that_the_settings_know_it_by(model: str, name: str) -> None:
+def test_gpu_model_is_matched_to_its_type_in_the_settings(model: str, name: str) -> None:
     assert match_gpu_type(model, KNOWN) == name
 
 
-def test_every_known_type_is_counted_also_where_there_is_none() -> None:
+def test_every_known_gpu_type_is_counted_even_when_absent() -> None:
     assert count_by_type([], KNOWN) == dict.fromkeys(KNOWN, 0)
     assert count_by_type(["NVIDIA H100 80GB HBM3"] * 8 + ["Tesla T4"], KNOWN)["nvidia-h100-80gb"] == 8
     assert count_by_type(["Tesla T4"], KNOWN)["tesla-t4"] == 1
 
 
-def test_what_running_jobs_asked_for_is_not_free() -> None:
+def test_gpus_of_running_jobs_are_not_free() -> None:
     assert free_gpus({"a": 8, "b": 1, "c": 0}, {"a": 3.0, "b": 2.0}) == {"a": 5.0, "b": 0.0, "c": 0.0}
 
 
-def test_this_machine_is_asked() -> None:
+def test_installed_gpus_of_this_machine_have_a_type() -> None:
     assert all(match_gpu_type(model, KNOWN) for model in installed_gpus())

@@ -64,7 +64,7 @@ def test_a_job_holds_its_gpus_until_its_program_ends(tmp_path: Path, source: Pat
         assert there.phase(job) is Phase.SUCCEEDED and read_hours(database) == used, "seen again, it used no more"
 
 
-def test_time_that_nobody_watched_counts_until_the_program_ended(tmp_path: Path, source: Path, database: Database) -> None:
+def test_unsupervised_time_counts_until_the_end_of_the_program(tmp_path: Path, source: Path, database: Database) -> None:
     with house(tmp_path, source, "0") as there:
         record(database, "killed")
         new_supervisor(there, database)

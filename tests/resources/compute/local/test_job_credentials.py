@@ -50,7 +50,9 @@ def good_for(database: Database, token: str) -> JobGrant | None:
         return job_tokens.find_grant(connection, token)
 
 
-def test_the_token_is_the_program_s_alone(compute: LocalCompute, tracked: Job, database: Database) -> None:
+def test_each_start_of_a_program_gets_a_token_that_replaces_the_previous_one(
+    compute: LocalCompute, tracked: Job, database: Database
+) -> None:
     compute.submit(tracked)
     until("its start", lambda: starts(tracked) == 1)
     first = token_of(tracked)
@@ -82,9 +84,7 @@ def test_a_program_without_tracking_has_no_token_at_all(compute: LocalCompute, j
     compute.run(job, Watcher().follower)
 
 
-def test_a_token_lives_as_long_as_somebody_says_that_its_job_runs(
-    tracked: Job, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_token_stays_valid_while_it_is_renewed(tracked: Job, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1_000_000_000
     monkeypatch.setattr(job_tokens, "now_ms", lambda: now)
     credentials = JobCredentials(database)
@@ -98,7 +98,7 @@ def test_a_token_lives_as_long_as_somebody_says_that_its_job_runs(
     assert good_for(database, token) is None
 
 
-def test_a_token_that_nobody_revoked_ends_with_its_job(
+def test_unrevoked_token_expires_after_its_job_ended(
     tracked: Job, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token = JobCredentials(database).issue(tracked)[TOKEN_VARIABLE]

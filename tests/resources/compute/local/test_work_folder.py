@@ -25,5 +25,5 @@ from resources.compute.local.work_folder import work_folder
         (Program.FIND_LEAKS, "find-leaks-7c-0123", "find-leaks-7c-0123"),
     ],
 )
-def test_folder_of_each_program(program: Program, id: str, folder: str) -> None:
+def test_each_program_has_its_own_work_folder(program: Program, id: str, folder: str) -> None:
     assert work_folder(Path("/state/jobs"), JobRef(id, program)) == Path("/state/jobs") / folder

@@ -70,7 +70,7 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.mark.parametrize("other", ["upload", "delete"])
-def test_a_file_looks_whole_whatever_stops_at_whatever_moment(store: Store, sqlite_url: str, other: str) -> None:
+def test_file_reads_as_whole_after_any_interleaving_and_interruption(store: Store, sqlite_url: str, other: str) -> None:
     """Two actors on a file that is there already, in every order, each killed after any of its steps or not at all."""
     database = Database(sqlite_url)
     records = FileHashes(database)
@@ -96,7 +96,7 @@ def test_a_file_looks_whole_whatever_stops_at_whatever_moment(store: Store, sqli
     database.close()
 
 
-def test_what_a_file_replaced_is_not_its_content_any_more(store: Store, database: Database) -> None:
+def test_replaced_content_is_no_longer_accepted_for_a_file(store: Store, database: Database) -> None:
     file = File(store, FileHashes(database), "f")
     for data in (b"one", b"two", b"three"):
         for step in file.upload(data):
@@ -106,7 +106,7 @@ def test_what_a_file_replaced_is_not_its_content_any_more(store: Store, database
     assert not file.is_whole()
 
 
-def test_deleting_forgets_many_files_and_no_others(database: Database) -> None:
+def test_forgetting_many_files_keeps_the_others(database: Database) -> None:
     records = FileHashes(database)
     uris = [f"s3://hanzo-ml/runs/r/artifacts/{number}" for number in range(1100)]
     for uri in uris[:2] + uris[-2:]:
@@ -117,7 +117,7 @@ def test_deleting_forgets_many_files_and_no_others(database: Database) -> None:
     assert [bool(records.at(uri)) for uri in (uris[0], uris[1], uris[-1])] == [True, False, False]
 
 
-def test_a_damage_is_told_once_and_a_new_one_again(database: Database) -> None:
+def test_damage_is_reported_once_until_it_changes(database: Database) -> None:
     records = FileHashes(database)
     uri = "s3://hanzo-ml/runs/r/artifacts/f"
     records.stored(records.begin_upload(uri, "a" * 64, 1))

@@ -28,14 +28,14 @@ from resources.metadata.artifacts.locations import (
         ("wasbs://c@a.example/x", "wasbs://c@a.example/x/RUN/artifacts"),
     ],
 )
-def test_the_files_of_a_run(location: str, files: str) -> None:
+def test_run_and_model_files_are_located_by_scheme(location: str, files: str) -> None:
     assert run_files_uri(location, "RUN") == files
     assert model_files_uri(location, "m-1") == files.replace("RUN", "models/m-1")
     assert is_proxied(files) is location.startswith("mlflow-artifacts:")
 
 
 @pytest.mark.parametrize("location", ["", "s3://bucket/a", "s3://hanzo-ml-checkpoints/a", "/tmp/x", "mlflow-artifacts:/7a"])
-def test_a_place_is_kept_as_it_was_named(location: str) -> None:
+def test_allowed_location_is_kept_unchanged(location: str) -> None:
     assert checked_location(location) == location
 
 
@@ -57,12 +57,12 @@ def test_a_place_is_kept_as_it_was_named(location: str) -> None:
         "s3://b\x00",
     ],
 )
-def test_what_is_no_clients_to_choose_is_refused(location: str) -> None:
+def test_location_that_a_client_may_not_choose_is_refused(location: str) -> None:
     with pytest.raises(HanzoError):
         checked_location(location)
 
 
-def test_a_relative_path_is_one_of_a_folder() -> None:
+def test_relative_path_is_resolved_against_the_folder() -> None:
     assert absolute_location("a/b", "/srv") == "/srv/a/b"
     assert absolute_location("file:a/b?c=d", "/srv") == "file:///srv/a/b?c=d"
     for location in ("", "/a", "s3://b", "file:/a", "file:///a", "dbfs:/a"):

@@ -58,7 +58,7 @@ LIST = "While parsing a list in the query, expected "
         ("params.a = `b`", "Parameter value is either not quoted or unidentified quote types used for string value `b`."),
     ],
 )
-def test_a_filter_of_runs_is_refused(text: str, refusal: str) -> None:
+def test_invalid_run_filter_is_rejected_with_the_expected_message(text: str, refusal: str) -> None:
     assert refusing(text, RUN_GRAMMAR).startswith(refusal)
 
 
@@ -75,19 +75,21 @@ def test_a_filter_of_runs_is_refused(text: str, refusal: str) -> None:
         ("version_number = x", VERSION_GRAMMAR, "Expected numeric value type for numeric attribute: version_number. "),
     ],
 )
-def test_a_filter_of_something_else_is_refused(text: str, grammar: Grammar, refusal: str) -> None:
+def test_invalid_filter_of_another_grammar_is_rejected_with_the_expected_message(
+    text: str, grammar: Grammar, refusal: str
+) -> None:
     assert refusing(text, grammar).startswith(refusal)
 
 
 @pytest.mark.parametrize("text", ["1" * 300_000 + "x", "version_number = '" + "1" * 300_000 + "x'"])
 @pytest.mark.parametrize("grammar", [RUN_GRAMMAR, VERSION_GRAMMAR])
-def test_digits_that_are_no_number_are_read_once(text: str, grammar: Grammar) -> None:
+def test_malformed_number_is_scanned_only_once(text: str, grammar: Grammar) -> None:
     """Read again from each of them, it took an hour in which nobody was answered."""
     with pytest.raises(HanzoError):
         parse_filter(text, grammar)
 
 
-def test_a_filter_has_a_limit() -> None:
+def test_filter_beyond_the_length_limit_is_refused() -> None:
     with pytest.raises(HanzoError, match="'filter' exceeds the maximum length"):
         parse_filter("a" * 1_000_001, RUN_GRAMMAR)
 
@@ -113,13 +115,13 @@ def test_a_name_may_be_quoted_whole_or_in_parts() -> None:
         ("run_id", VERSION_GRAMMAR, "Invalid attribute key 'run_id' specified"),
     ],
 )
-def test_an_order_is_refused(text: str, grammar: Grammar, refusal: str) -> None:
+def test_invalid_order_is_rejected_with_the_expected_message(text: str, grammar: Grammar, refusal: str) -> None:
     with pytest.raises(HanzoError) as refused:
         parse_orders([text], grammar)
     assert refused.value.message.startswith(refusal)
 
 
-def test_an_order_knows_no_case_and_any_space() -> None:
+def test_order_ignores_case_and_extra_whitespace() -> None:
     assert parse_orders(["timestamp\t\ndesc", "name  aSC"], MODEL_GRAMMAR) == [
         Order("attribute", "last_update_time", False),
         Order("attribute", "name", True),

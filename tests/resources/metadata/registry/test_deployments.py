@@ -25,7 +25,7 @@ def types(database: Database) -> list[str]:
         return [event.type for event in read_after(connection, 0)]
 
 
-def test_nothing_is_served_before_a_deployment_succeeded(database: Database) -> None:
+def test_version_is_not_served_before_its_deployment_succeeds(database: Database) -> None:
     assert serving(database) is None
     deployment = begin(database, 1, 10)
     assert deployment.status == "deploying" and serving(database) is None
@@ -38,7 +38,7 @@ def test_a_promotion_is_deployed_once_however_often_it_is_seen(database: Databas
     assert types(database) == ["deployment.started"]
 
 
-def test_the_next_one_replaces_the_one_before_of_the_same_name_only(database: Database) -> None:
+def test_deployment_replaces_only_the_previous_one_of_its_name(database: Database) -> None:
     for name in ("m", "other"):
         end(database, begin(database, 1, 10 if name == "m" else 11, name))
     end(database, begin(database, 2, 12))
@@ -46,7 +46,7 @@ def test_the_next_one_replaces_the_one_before_of_the_same_name_only(database: Da
     assert state(database, 10) == ("replaced", "")
 
 
-def test_a_failure_says_why_and_leaves_what_serves(database: Database) -> None:
+def test_failed_deployment_records_its_reason_and_keeps_the_serving_version(database: Database) -> None:
     end(database, begin(database, 1, 10))
     end(database, begin(database, 2, 11), "no answer to the smoke prompt")
     assert serving(database) == 1
@@ -91,7 +91,7 @@ def serve(deploying: Deploying, number: int) -> None:
     end(deploying.house.database, begin(deploying.house.database, number, promotion.seq))
 
 
-def test_a_deployment_that_fails_leaves_the_registry_at_what_is_served(deploying: Deploying) -> None:
+def test_failed_deployment_restores_the_served_version_in_the_registry(deploying: Deploying) -> None:
     for run in ("r1", "r2"):
         deploying.register(run)
     serve(deploying, 1)
@@ -104,7 +104,7 @@ def test_a_deployment_that_fails_leaves_the_registry_at_what_is_served(deploying
     assert status == "failed" and reason
 
 
-def test_an_engine_that_is_just_started_anew_is_waited_for(deploying: Deploying, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deployment_waits_for_a_restarting_engine(deploying: Deploying, monkeypatch: pytest.MonkeyPatch) -> None:
     deploying.register("r1")
     promotion = deploying.promote(1)
     answers = iter([EngineUnavailable("it is away"), EngineUnavailable("still"), None])
@@ -132,7 +132,7 @@ def test_an_export_with_a_flipped_bit_is_not_deployed_and_the_reason_names_the_f
     assert deploying.house.stages() == {1: "staging"}
 
 
-def test_after_two_promotions_that_both_fail_the_registry_is_at_what_is_served(deploying: Deploying) -> None:
+def test_two_failed_promotions_leave_the_served_version_in_production(deploying: Deploying) -> None:
     """The second promotion came before the first was deployed: what it replaced in the registry never served."""
     for run in ("r1", "r2", "r3"):
         deploying.register(run)
@@ -156,7 +156,7 @@ def test_a_version_that_leaves_production_without_a_successor_is_withdrawn(deplo
     assert [event.payload["version"] for event in deploying.house.events("deployment.withdrawing")] == [1]
 
 
-def test_a_version_that_is_replaced_is_served_until_its_successor_is(deploying: Deploying) -> None:
+def test_replaced_version_serves_until_its_successor_does(deploying: Deploying) -> None:
     for run in ("r1", "r2"):
         deploying.register(run)
     serve(deploying, 1)
@@ -184,7 +184,7 @@ def test_undeployed_is_archived_then_withdrawn_and_only_then_deleted(deploying: 
     assert [event.payload["organization"] for event in deploying.house.events("deployment.withdrawn")] == ["default"]
 
 
-def test_what_is_in_production_but_not_served_yet_is_withdrawn_with_what_is_served(deploying: Deploying) -> None:
+def test_undeploy_withdraws_the_deploying_version_with_the_served_one(deploying: Deploying) -> None:
     for run in ("r1", "r2"):
         deploying.register(run)
     serve(deploying, 1)
@@ -194,7 +194,7 @@ def test_what_is_in_production_but_not_served_yet_is_withdrawn_with_what_is_serv
 
 
 @pytest.mark.parametrize("seen", [False, True], ids=["before the engine was told", "after it"])
-def test_a_deployment_that_ends_after_it_was_withdrawn_is_taken_back(deploying: Deploying, seen: bool) -> None:
+def test_deployment_that_completes_after_its_withdrawal_is_withdrawn_again(deploying: Deploying, seen: bool) -> None:
     """The engine may have loaded it after it was asked to let go: it is asked again."""
     database = deploying.house.database
     deploying.register("r1")
@@ -208,7 +208,7 @@ def test_a_deployment_that_ends_after_it_was_withdrawn_is_taken_back(deploying: 
     assert state(database, promotion.seq) == ("withdrawing", "") and serving(database) is None
 
 
-def test_a_worker_that_died_while_it_deployed_what_was_withdrawn_leaves_nothing_served(deploying: Deploying) -> None:
+def test_death_of_a_worker_deploying_a_withdrawn_version_leaves_it_withdrawing(deploying: Deploying) -> None:
     database = deploying.house.database
     deploying.register("r1")
     promotion = deploying.promote(1)
@@ -249,7 +249,7 @@ def lose(database: Database) -> None:
         assert deployments.mark_lost(connection, served, "the engine does not know it")
 
 
-def test_what_was_lost_and_cannot_be_served_again_is_withdrawn(deploying: Deploying) -> None:
+def test_lost_deployment_that_cannot_be_restored_is_withdrawn(deploying: Deploying) -> None:
     """Its state still names it: once its file is mended, it would serve what nobody has in production."""
     deploying.register("r1")
     serve(deploying, 1)
@@ -266,7 +266,7 @@ def test_what_was_lost_and_cannot_be_served_again_is_withdrawn(deploying: Deploy
     assert [event.payload["version"] for event in deploying.house.events("deployment.failed")] == [1]
 
 
-def test_an_engine_that_is_away_says_nothing_against_what_it_served(deploying: Deploying) -> None:
+def test_unavailable_engine_keeps_its_version_in_production(deploying: Deploying) -> None:
     deploying.register("r1")
     serve(deploying, 1)
     promotion = deploying.house.events("model.promoted")[-1]
@@ -277,7 +277,7 @@ def test_an_engine_that_is_away_says_nothing_against_what_it_served(deploying: D
     assert deploying.house.stages() == {1: "production"}
 
 
-def test_what_was_replaced_or_withdrawn_meanwhile_is_not_lost(deploying: Deploying) -> None:
+def test_deployment_replaced_meanwhile_is_not_marked_lost(deploying: Deploying) -> None:
     for run in ("r1", "r2"):
         deploying.register(run)
     serve(deploying, 1)
@@ -289,7 +289,7 @@ def test_what_was_replaced_or_withdrawn_meanwhile_is_not_lost(deploying: Deployi
     assert deploying.house.events("deployment.lost") == []
 
 
-def test_a_withdrawal_that_is_not_committed_yet_is_waited_for(database: Database) -> None:
+def test_end_of_a_deployment_waits_for_an_uncommitted_withdrawal(database: Database) -> None:
     """Whoever ended the deployment had read its row before: it served for good what the registry had taken out."""
     row = begin(database, 1, 10)
     served: list[bool] = []
@@ -307,14 +307,14 @@ def test_a_withdrawal_that_is_not_committed_yet_is_waited_for(database: Database
     assert (served, state(database, 10)) == ([False], ("withdrawing", ""))
 
 
-def test_what_a_worker_left_half_way_is_replaced_by_what_came_after_it(database: Database) -> None:
+def test_abandoned_deployment_is_replaced_by_a_later_one(database: Database) -> None:
     """It was `deploying` for good: its version could not be deleted, and each look tried its deployment again."""
     begin(database, 1, 10)
     end(database, begin(database, 2, 11))
     assert (serving(database), state(database, 10)) == (2, ("replaced", ""))
 
 
-def test_a_deployment_that_was_overtaken_before_it_was_done_is_no_more_to_be_done(deploying: Deploying) -> None:
+def test_superseded_deployment_is_marked_replaced_once(deploying: Deploying) -> None:
     """Its worker died, and somebody promoted another version before the next one began."""
     database = deploying.house.database
     for run in ("r1", "r2"):

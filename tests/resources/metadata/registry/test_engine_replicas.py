@@ -41,7 +41,7 @@ def live(database: Database) -> list[str]:
         return [replica.id for replica in engine_replicas.list_live_replicas(connection)]
 
 
-def test_successor_is_wanted_next_to_what_serves_until_it_serves(database: Database) -> None:
+def test_successor_and_serving_version_are_both_wanted_until_the_successor_serves(database: Database) -> None:
     end(database, begin_with_file(database, 1, 10))
     second = begin_with_file(database, 2, 11)
     begin_with_file(database, 1, 12, "other")
@@ -93,7 +93,7 @@ def test_reports_count_while_they_are_recent(database: Database) -> None:
 
 
 @pytest.mark.parametrize(("age", "count"), [(engine_replicas.FORGET_SECONDS + 5, 1), (60, 2)])
-def test_reports_of_replicas_that_are_long_gone_are_deleted(database: Database, age: int, count: int) -> None:
+def test_reports_of_long_absent_replicas_are_deleted(database: Database, age: int, count: int) -> None:
     report(database, "gone")
     with database.write() as connection:
         connection.execute(update(table).values(reported_at=table.c.reported_at - age * 1000))

@@ -98,7 +98,9 @@ def test_version_serves_once_all_live_replicas_serve_it(deploying: Deploying, da
     assert [(each.version, each.status) for each in plane.engine.served()] == [(1, "serving")]
 
 
-def test_version_that_one_replica_cannot_load_is_rolled_back_in_its_words(deploying: Deploying, database: Database) -> None:
+def test_version_that_one_replica_cannot_load_is_rolled_back_with_its_reason(
+    deploying: Deploying, database: Database
+) -> None:
     with Replicas(database, a=serve, b=serve) as replicas:
         deploying.deploy(1, deploying.promote(1))
         replicas.answers["b"] = lambda file: fail(file) if file.version == 2 else serve(file)
@@ -112,7 +114,7 @@ def test_version_that_one_replica_cannot_load_is_rolled_back_in_its_words(deploy
         assert [each.version for each in engine_replicas.list_wanted(connection)] == [1]
 
 
-def test_deployment_without_replicas_fails_and_says_where_to_look(
+def test_deployment_without_replicas_fails_with_a_hint_to_the_pods(
     deploying: Deploying, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("resources.serving.replicated_engine.ABSENT_SECONDS", 0.1)

@@ -49,7 +49,7 @@ def office(database: Database) -> Office:
     return office
 
 
-def test_a_pointer_reaches_production_and_its_event_says_that_there_is_nothing_to_serve(office: Office) -> None:
+def test_promotion_of_a_pointer_is_recorded_as_not_servable(office: Office) -> None:
     office.point()
     office.register("r1")
     office.promote(1)
@@ -60,7 +60,7 @@ def test_a_pointer_reaches_production_and_its_event_says_that_there_is_nothing_t
     assert office.stages() == {1: "archived", 2: "production"}
 
 
-def test_a_pointer_does_not_take_the_place_of_what_is_served(office: Office) -> None:
+def test_pointer_cannot_replace_a_deployed_version(office: Office) -> None:
     office.register("r1")
     office.promote(1)
     office.deploy(1, "serving")
@@ -73,7 +73,7 @@ def test_a_pointer_does_not_take_the_place_of_what_is_served(office: Office) -> 
     office.registry.promote(model("other"), 1, "production", user="ann")
 
 
-def test_a_pointer_is_not_what_the_next_version_is_compared_with(office: Office) -> None:
+def test_pointer_is_not_the_last_accepted_version(office: Office) -> None:
     office.register("r1")
     office.point()
     with office.database.read() as connection:
@@ -81,7 +81,7 @@ def test_a_pointer_is_not_what_the_next_version_is_compared_with(office: Office)
     assert accepted is not None and accepted.version == 1
 
 
-def test_what_is_put_back_into_production_is_no_canary_any_more(office: Office) -> None:
+def test_version_restored_to_production_loses_its_canary_tags(office: Office) -> None:
     """Somebody had made one of it meanwhile; MLflow's clients read the stage from its tags."""
     for run in ("r1", "r2"):
         office.register(run)
@@ -92,7 +92,7 @@ def test_what_is_put_back_into_production_is_no_canary_any_more(office: Office) 
     assert office.stages() == {1: "production", 2: "staging"}
 
 
-def test_neither_an_alias_nor_a_copy_leads_out_of_quarantine(office: Office, tmp_path: Path) -> None:
+def test_quarantined_version_can_be_neither_aliased_nor_copied(office: Office, tmp_path: Path) -> None:
     """A loader that asks for the alias serves it; a copy was ready, and needed no force to go to production."""
     store = Store(StoreAddress(root=tmp_path.as_uri(), buckets={}))
     office.register("r1", quarantine="accuracy is worse")
@@ -121,7 +121,7 @@ def test_a_canary_has_a_share_of_the_traffic_until_it_moves_on(office: Office) -
     assert [event.payload["stage"] for event in office.events("model.promoted")] == ["canary", "canary", "production"]
 
 
-def test_a_quarantined_version_is_no_canary(office: Office) -> None:
+def test_quarantined_version_cannot_become_a_canary(office: Office) -> None:
     office.register("r1", quarantine="worse")
     assert refused(office.promote, 1, "canary").code is ErrorCode.RESOURCE_CONFLICT
 
@@ -139,7 +139,7 @@ def test_archiving_a_stage_archives_the_others_in_it(office: Office, monkeypatch
 
 
 @pytest.mark.parametrize("status", ["", "deploying", "serving"])
-def test_what_is_served_or_about_to_be_is_neither_deleted_nor_renamed(office: Office, status: str) -> None:
+def test_served_or_deploying_version_is_neither_deleted_nor_renamed(office: Office, status: str) -> None:
     for run in ("r1", "r2"):
         office.register(run)
     office.promote(1)
@@ -153,7 +153,7 @@ def test_what_is_served_or_about_to_be_is_neither_deleted_nor_renamed(office: Of
     assert office.stages() == {1: "production"}
 
 
-def test_a_rename_takes_the_deployments_that_ended_along(office: Office) -> None:
+def test_renaming_a_model_moves_its_ended_deployments(office: Office) -> None:
     office.register("r1")
     office.promote(1)
     office.deploy(1, "failed")
@@ -164,7 +164,7 @@ def test_a_rename_takes_the_deployments_that_ended_along(office: Office) -> None
     assert (moved.name, moved.status) == ("n", "failed")
 
 
-def test_a_name_never_gives_a_number_out_twice(office: Office) -> None:
+def test_version_numbers_of_a_name_are_never_reused(office: Office) -> None:
     for _ in range(3):
         office.point()
     office.models.create(model("other"))
@@ -178,7 +178,7 @@ def test_a_name_never_gives_a_number_out_twice(office: Office) -> None:
     assert office.point("other") == 2
 
 
-def test_a_deleted_version_s_copies_keep_its_files(office: Office) -> None:
+def test_copies_of_a_deleted_version_keep_its_files(office: Office) -> None:
     office.point(source="s3://hanzo-models/x/v7")
     office.point(source="models:/m/1")
     office.models.create(model("copies"))
@@ -189,7 +189,7 @@ def test_a_deleted_version_s_copies_keep_its_files(office: Office) -> None:
     assert office.registry.read(model("copies"), 1).source == "s3://hanzo-models/x/v7"
 
 
-def test_a_model_whose_name_has_other_capitals_is_another(office: Office) -> None:
+def test_model_names_are_case_sensitive(office: Office) -> None:
     office.models.create(model("M"))
     office.point(source="s3://hanzo-models/x/v7")
     office.point("M", source="models:/m/1")
@@ -200,7 +200,7 @@ def test_a_model_whose_name_has_other_capitals_is_another(office: Office) -> Non
     assert office.registry.read(model("M"), 1).source == "s3://hanzo-models/x/v7"
 
 
-def test_a_number_of_the_callers_own_finds_its_version(office: Office) -> None:
+def test_version_is_found_by_the_label_of_its_caller(office: Office) -> None:
     assert office.point(label="3.1") == 1
     assert refused(office.point, label="3.1").code is ErrorCode.RESOURCE_ALREADY_EXISTS
     assert refused(office.point, label="3").code is ErrorCode.RESOURCE_CONFLICT
@@ -210,7 +210,7 @@ def test_a_number_of_the_callers_own_finds_its_version(office: Office) -> None:
     assert found is not None and found.version == 1
 
 
-def test_another_organization_sees_nothing_and_changes_nothing(office: Office) -> None:
+def test_other_organization_can_neither_read_nor_change_a_model(office: Office) -> None:
     office.point()
     models, edits, registry = office.models, office.edits, office.registry
     pointer = ClientVersion(source="s3://hanzo-models/x", created_by="eve")
@@ -237,7 +237,7 @@ def test_another_organization_sees_nothing_and_changes_nothing(office: Office) -
     assert office.stages() == {1: "none"}
 
 
-def test_two_organizations_use_one_name_and_never_meet(office: Office) -> None:
+def test_models_of_one_name_in_two_organizations_are_independent(office: Office) -> None:
     """Numbers, stages, aliases, tags, copies, deletion and what a name gave out before: each has its own."""
     theirs = model("m", "rival")
     models, registry = office.models, office.registry
@@ -305,7 +305,7 @@ def test_every_change_has_its_event(office: Office) -> None:
 
 
 @pytest.mark.slow
-def test_threads_that_promote_and_register_at_once(office: Office) -> None:
+def test_concurrent_promotions_and_registrations_keep_one_production_version(office: Office) -> None:
     """Eight threads: never two in production, numbers without a gap, no exception, and events that tell the same story."""
     threads, rounds = 8, 12
     for _ in range(threads):

@@ -29,7 +29,7 @@ def test_versions_are_numbered_from_one_without_gaps_for_each_name(house: House)
     assert [version.version for version in page_versions(house.database, model("m"))[0]] == [3, 2, 1]
 
 
-def test_a_registration_that_is_rolled_back_leaves_no_gap(house: House) -> None:
+def test_rolled_back_registration_leaves_no_gap_in_version_numbers(house: House) -> None:
     house.register("r1")
     with pytest.raises(RuntimeError), house.database.write() as connection:
         house.registry.register(connection, model("m"), registration("lost"), {})
@@ -45,7 +45,7 @@ def test_a_run_has_one_version_however_often_it_is_registered(house: House) -> N
 
 
 @pytest.mark.requirement("A4", "O8", "P4")
-def test_a_version_is_in_staging_with_the_checksum_of_what_it_points_to(house: House) -> None:
+def test_new_version_is_in_staging_with_the_checksums_of_its_artifacts(house: House) -> None:
     version = house.register("r1", exported=False)
     assert (version.stage, version.status) == ("staging", "pending")
     assert version.artifacts["adapter"]["checksum"] == "sha256:" + artifact("adapter").digest
@@ -54,7 +54,7 @@ def test_a_version_is_in_staging_with_the_checksum_of_what_it_points_to(house: H
     assert "has no gguf yet (it has adapter)" in refused(version.artifact, "gguf").message
 
 
-def test_an_export_makes_a_version_ready_once(house: House) -> None:
+def test_repeated_export_marks_a_version_ready_once(house: House) -> None:
     version = house.register("r1")
     assert version.status == "ready"
     with house.database.write() as connection:
@@ -68,7 +68,7 @@ def fail_export(house: House, version: ModelVersion, reason: str) -> ModelVersio
         return house.registry.get(version.model, version.version, connection)
 
 
-def test_failed_export_is_the_version_s_until_another_attempt(house: House) -> None:
+def test_failed_export_stays_on_the_version_until_another_attempt(house: House) -> None:
     version = fail_export(house, house.register("r1", exported=False), "no name for\nthe pre-tokenizer")
     assert (version.stage, version.status, version.reason) == ("staging", "failed", "no name for the pre-tokenizer")
     message = version_message(version)
@@ -90,7 +90,7 @@ def test_failed_export_is_the_version_s_until_another_attempt(house: House) -> N
     assert fail_export(house, version, "of another quantization").status == "ready", "it is served all the same"
 
 
-def test_failed_export_does_not_lead_out_of_quarantine(house: House) -> None:
+def test_failed_export_leaves_a_version_quarantined(house: House) -> None:
     version = house.register("r1", exported=False, quarantine="worse")
     for _ in range(2):
         failed = fail_export(house, version, "why")
@@ -101,13 +101,13 @@ def test_failed_export_does_not_lead_out_of_quarantine(house: House) -> None:
         assert house.registry.get(model("m"), 1, connection).reason == "worse"
 
 
-def test_what_was_not_exported_is_not_promoted(house: House) -> None:
+def test_version_without_export_is_not_promoted(house: House) -> None:
     house.register("r1", exported=False)
     assert refused(house.promote, 1).code is ErrorCode.RESOURCE_CONFLICT
     assert house.stages() == {1: "staging"}
 
 
-def test_promoting_archives_the_version_that_was_there_and_says_so(house: House) -> None:
+def test_promotion_archives_the_previous_version_and_names_it_in_its_event(house: House) -> None:
     for run in ("r1", "r2"):
         house.register(run)
     house.promote(1)
@@ -126,7 +126,7 @@ def test_promoting_archives_the_version_that_was_there_and_says_so(house: House)
         ("model.promoted", {"name": "m", "version": 1, "stage": "production"}),
     ],
 )
-def test_an_event_of_a_model_carries_what_the_specification_asks(house: House, type: str, facts: dict[str, Any]) -> None:
+def test_model_event_has_the_fields_of_the_specification(house: House, type: str, facts: dict[str, Any]) -> None:
     house.register("r1")
     house.promote(1)
     (event,) = house.events(type)
@@ -134,7 +134,7 @@ def test_an_event_of_a_model_carries_what_the_specification_asks(house: House, t
     assert {**facts, "timestamp": event.created_at}.items() <= event.payload.items()
 
 
-def test_promoting_what_is_there_already_is_no_second_event(house: House) -> None:
+def test_promoting_the_production_version_again_writes_no_second_event(house: House) -> None:
     house.register("r1")
     house.promote(1)
     house.promote(1)
@@ -142,7 +142,7 @@ def test_promoting_what_is_there_already_is_no_second_event(house: House) -> Non
 
 
 @pytest.mark.requirement("O5")
-def test_an_archived_version_can_come_back(house: House) -> None:
+def test_archived_version_can_be_promoted_again(house: House) -> None:
     for run in ("r1", "r2"):
         house.register(run)
     for number in (1, 2, 1):
@@ -150,7 +150,7 @@ def test_an_archived_version_can_come_back(house: House) -> None:
     assert house.stages() == {1: "production", 2: "archived"}
 
 
-def test_another_model_s_production_is_not_touched(house: House) -> None:
+def test_promotion_leaves_the_production_version_of_another_model(house: House) -> None:
     house.register("r1")
     house.register("r1", name="other")
     house.promote(1)
@@ -173,17 +173,17 @@ def test_a_quarantined_version_needs_force_and_an_admin(house: House, stage: str
 
 
 @pytest.mark.parametrize("detour", ["archived", "none"])
-def test_a_detour_does_not_lead_out_of_quarantine(house: House, detour: str) -> None:
+def test_detour_over_another_stage_leaves_a_version_quarantined(house: House, detour: str) -> None:
     house.register("r1", quarantine="worse")
     house.promote(1, detour)
     assert refused(house.promote, 1).code is ErrorCode.RESOURCE_CONFLICT
 
 
-def test_an_export_does_not_lead_out_of_quarantine(house: House) -> None:
+def test_export_leaves_a_version_quarantined(house: House) -> None:
     assert house.register("r1", quarantine="worse").status == "quarantined"
 
 
-def test_a_rejected_version_is_not_what_the_next_one_is_compared_with(house: House) -> None:
+def test_force_promoted_version_is_not_the_last_accepted_one(house: House) -> None:
     house.register("r1")
     house.register("r2", quarantine="worse")
     house.promote(2, force=True, is_admin=True)
@@ -194,7 +194,7 @@ def test_a_rejected_version_is_not_what_the_next_one_is_compared_with(house: Hou
 
 @pytest.mark.requirement("O3")
 @pytest.mark.parametrize(("number", "stage"), [(9, "production"), (1, "prod"), (1, "")])
-def test_an_unknown_version_or_stage_is_refused_and_nothing_moves(house: House, number: int, stage: str) -> None:
+def test_unknown_version_or_stage_is_refused_without_a_change(house: House, number: int, stage: str) -> None:
     house.register("r1")
     refused(house.promote, number, stage)
     assert house.stages() == {1: "staging"}
@@ -205,7 +205,7 @@ def test_a_name_that_cannot_be_addressed_is_refused(house: House, name: str) -> 
     refused(house.register, "r1", name=name)
 
 
-def test_a_failed_deployment_puts_the_version_before_back(house: House) -> None:
+def test_failed_deployment_restores_the_previous_production_version(house: House) -> None:
     for run in ("r1", "r2"):
         house.register(run)
     house.promote(1)
@@ -224,14 +224,14 @@ def test_a_first_deployment_that_failed_leaves_nothing_in_production(house: Hous
     assert house.stages() == {1: "staging"}
 
 
-def test_a_forced_version_that_failed_is_not_in_staging(house: House) -> None:
+def test_forced_version_that_fails_to_deploy_returns_to_stage_none(house: House) -> None:
     house.register("r1", quarantine="worse")
     house.promote(1, force=True, is_admin=True)
     house.restore(1, None)
     assert house.stages() == {1: "none"}
 
 
-def test_restoring_what_was_replaced_since_changes_nothing(house: House) -> None:
+def test_restore_of_a_version_replaced_meanwhile_changes_nothing(house: House) -> None:
     for run in ("r1", "r2", "r3"):
         house.register(run)
     for number in (1, 2, 3):
@@ -257,7 +257,7 @@ for round in range(15):
 
 @pytest.mark.requirement("O4")
 @pytest.mark.slow
-def test_processes_that_promote_and_register_at_once_keep_one_production_and_leave_no_gap(
+def test_concurrent_processes_keep_one_production_version_and_gapless_numbers(
     house: House,
 ) -> None:
     for run in ("r1", "r2", "r3"):

@@ -45,7 +45,7 @@ def found(tracking: Tracking, text: str = "", *datasets: MeasuredOn, orders: tup
             return "".join(names)
 
 
-def test_a_life_and_its_events(tracking: Tracking, database: Database) -> None:
+def test_logged_model_lifecycle_writes_its_events(tracking: Tracking, database: Database) -> None:
     made = tracking.logged_models.create(0, name="m", source_run_id="run", params={"a": "1"}, tags={"t": "x"}).model
     assert made.artifact_uri == f"mlflow-artifacts:/0/models/{made.id}/artifacts"
     assert tracking.logged_models.finalize(made.id, "ready").model.status == "ready"
@@ -63,7 +63,7 @@ def test_a_life_and_its_events(tracking: Tracking, database: Database) -> None:
     ]
 
 
-def test_params_stay_and_tags_change(tracking: Tracking) -> None:
+def test_model_params_are_immutable_and_tags_are_not(tracking: Tracking) -> None:
     model = tracking.logged_models.create(0, params={"a": "1"}, tags={"t": "x"}).model
     tracking.logged_models.log_params(model.id, {"a": "1", "b": "2"})
     with pytest.raises(HanzoError, match="Changing param values is not allowed"):
@@ -76,13 +76,13 @@ def test_params_stay_and_tags_change(tracking: Tracking) -> None:
 
 
 @pytest.mark.parametrize("name", ["a/b", "a:b", "a.b", "a%b", 'a"b', "a'b", "n" * 501, "\x00"])
-def test_a_name_that_is_no_part_of_a_path_is_refused(tracking: Tracking, name: str) -> None:
+def test_model_name_that_is_invalid_in_a_path_is_refused(tracking: Tracking, name: str) -> None:
     with pytest.raises(HanzoError) as refusal:
         tracking.logged_models.create(0, name=name)
     assert refusal.value.code is ErrorCode.INVALID_PARAMETER_VALUE
 
 
-def test_metrics_of_a_model_come_with_those_of_the_run(tracking: Tracking, database: Database) -> None:
+def test_model_metrics_are_stored_with_the_metrics_of_their_run(tracking: Tracking, database: Database) -> None:
     model = tracking.logged_models.create(0, name="m").model
     points = [
         metric_point("acc", 0.5, 1, 1, "", model.id, "data", "d1"),
@@ -99,7 +99,7 @@ def test_metrics_of_a_model_come_with_those_of_the_run(tracking: Tracking, datab
     assert len(tracking.logged_models.details(model).metrics) == 2
 
 
-def test_a_run_names_the_models_that_it_read_and_made(tracking: Tracking) -> None:
+def test_run_lists_its_input_and_output_models(tracking: Tracking) -> None:
     read, made = (tracking.logged_models.create(0).model.id for _ in range(2))
     tracking.inputs.log("run", [], [read])
     for step in (1, 7):
@@ -117,7 +117,7 @@ def test_a_run_names_the_models_that_it_read_and_made(tracking: Tracking) -> Non
         tracking.logged_models.log_outputs("run", {made: 9})
 
 
-def test_what_a_run_read_and_made_comes_in_the_order_in_which_it_was_logged(tracking: Tracking) -> None:
+def test_inputs_and_outputs_of_a_run_keep_their_logging_order(tracking: Tracking) -> None:
     names, models = "cabd", [tracking.logged_models.create(0).model.id for _ in range(4)]
     models.sort(reverse=True)
     described = {name: DatasetInput(Dataset(name, "1", "local", "here"), {}) for name in names}
@@ -137,7 +137,7 @@ def test_what_a_run_read_and_made_comes_in_the_order_in_which_it_was_logged(trac
     ]
 
 
-def test_finding_models(tracking: Tracking, database: Database) -> None:
+def test_models_are_found_by_filter_and_order(tracking: Tracking, database: Database) -> None:
     ids = {
         name: tracking.logged_models.create(0, name=name, source_run_id="run", params={"p": name}, tags={"t": "x"}).model.id
         for name in "abcd"
@@ -174,7 +174,7 @@ def test_finding_models(tracking: Tracking, database: Database) -> None:
     ("order", "message"),
     [("nothing", "Invalid order by field name: nothing"), ("params.p", "Only metrics are supported")],
 )
-def test_an_order_that_makes_no_sense_is_refused(tracking: Tracking, order: str, message: str) -> None:
+def test_invalid_model_order_is_refused(tracking: Tracking, order: str, message: str) -> None:
     with pytest.raises(HanzoError, match=message):
         found(tracking, orders=(ModelOrder(order),))
 
@@ -200,7 +200,7 @@ def test_a_token_of_another_search_is_refused(tracking: Tracking) -> None:
             search([0], limit=1, page_token=foreign)
 
 
-def test_the_history_of_models_grows(tracking: Tracking) -> None:
+def test_model_history_appends_to_its_tag(tracking: Tracking) -> None:
     for number in range(2):
         tracking.model_history.append("run", {"artifact_path": f"m{number}"})
     assert tracking.run_data.tags("run")["mlflow.log-model.history"] == '[{"artifact_path": "m0"}, {"artifact_path": "m1"}]'
@@ -209,7 +209,7 @@ def test_the_history_of_models_grows(tracking: Tracking) -> None:
         tracking.model_history.append("run", {})
 
 
-def test_a_dataset_stays_as_it_was_logged_first(tracking: Tracking) -> None:
+def test_dataset_input_keeps_its_first_logged_description(tracking: Tracking) -> None:
     tracking.runs.create(0, run_id="other")
     dataset = Dataset("d", "1", "local", "here", schema="{}")
     again = DatasetInput(Dataset("d", "1", "s3", "there"), {"z": "2"})
@@ -235,7 +235,7 @@ def test_a_dataset_stays_as_it_was_logged_first(tracking: Tracking) -> None:
         tracking.inputs.log("run", [DatasetInput(Dataset("d", "1" * 37, "", ""), {})])
 
 
-def test_an_experiment_takes_its_runs_with_it(tracking: Tracking, database: Database) -> None:
+def test_deleting_and_restoring_an_experiment_includes_its_runs(tracking: Tracking, database: Database) -> None:
     experiment = tracking.experiments.create("cascade", "default")
     for name in ("kept", "gone"):
         tracking.runs.create(experiment.id, run_id=name)

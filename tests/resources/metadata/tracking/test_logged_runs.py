@@ -45,7 +45,7 @@ def stored(database: Database, table: Table, run_id: str, *columns: str) -> list
 
 
 @pytest.mark.parametrize("chunk", [2, 500])
-def test_runs_come_with_what_the_tables_hold(
+def test_runs_are_read_with_their_stored_params_tags_and_metrics(
     database: Database, tracking: Tracking, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logged_runs, "CHUNK", chunk)

@@ -32,32 +32,32 @@ def first_of_each_part(count: int, parts: int) -> list[int]:
     return [sum(lengths[:part]) for part in range(parts) if lengths[part]]
 
 
-def test_the_first_point_of_each_part_and_the_last_of_all(tracking: Tracking) -> None:
+def test_sample_has_the_first_point_of_each_part_and_the_last_point(tracking: Tracking) -> None:
     for limit in (1, 2, 3, 5, 7, 11, 22, 23, 24, 2500):
         expected = first_of_each_part(23, limit)
         expected[-1] = 22
         assert [point.step for point in sampled(tracking, "m", limit)] == expected, limit
 
 
-def test_an_interval_has_both_its_ends(tracking: Tracking) -> None:
+def test_sample_of_an_interval_includes_both_ends(tracking: Tracking) -> None:
     assert [point.step for point in sampled(tracking, "m", 3, StepRange(4, 12))] == [4, 7, 12]
     assert sampled(tracking, "m", 3, StepRange(100, 200)) == []
 
 
-def test_many_points_of_one_step_are_sampled_too(tracking: Tracking) -> None:
+def test_points_of_a_single_step_are_sampled(tracking: Tracking) -> None:
     assert sampled(tracking, "one step", 2) == [
         metric_point("one step", math.nan, 0, 1),
         metric_point("one step", 3.0, 0, 1),
     ]
 
 
-def test_runs_come_as_they_were_asked_for_and_unknown_ones_are_empty(tracking: Tracking) -> None:
+def test_samples_keep_the_requested_run_order_and_skip_unknown_runs(tracking: Tracking) -> None:
     found = tracking.metric_sampling.sample(["b", "nobody", "a"], "m", 1)
     assert [(point.run_id, point.point.step) for point in found] == [("b", 22), ("a", 22)]
     assert tracking.metric_sampling.sample(["a"], "nothing", 5) == []
 
 
-def test_the_first_points_of_several_runs(tracking: Tracking) -> None:
+def test_first_points_of_several_runs_share_one_limit(tracking: Tracking) -> None:
     found = tracking.metric_sampling.first_points(["b", "a"], "m", 25)
     assert [(point.run_id, point.point.step) for point in found] == [("a", step) for step in range(23)] + [
         ("b", 0),

@@ -51,7 +51,7 @@ def tracking(database: Database) -> Tracking:
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=list(WRITES))
-def test_every_write_moves_the_revision_of_its_run_alone(tracking: Tracking, write: Callable[[Tracking], object]) -> None:
+def test_write_increases_only_the_revision_of_its_run(tracking: Tracking, write: Callable[[Tracking], object]) -> None:
     before, other = tracking.runs.get("r"), tracking.runs.get("other")
     logged = tracking.run_search.get(before)
     write(tracking)
@@ -61,7 +61,7 @@ def test_every_write_moves_the_revision_of_its_run_alone(tracking: Tracking, wri
     assert tracking.runs.get("other") == other
 
 
-def test_what_is_refused_moves_nothing(tracking: Tracking) -> None:
+def test_refused_write_does_not_change_the_revision(tracking: Tracking) -> None:
     before = tracking.runs.get("r")
     with pytest.raises(Exception, match="Changing param values is not allowed"):
         tracking.run_data.log_batch("r", [metric_point("new", 1.0, 0, 0)], [("old", "2")])
@@ -70,7 +70,7 @@ def test_what_is_refused_moves_nothing(tracking: Tracking) -> None:
     assert tracking.runs.get("r") == before
 
 
-def test_a_run_that_comes_again_has_another_revision(tracking: Tracking) -> None:
+def test_every_new_run_has_a_distinct_revision(tracking: Tracking) -> None:
     """The id of a run may be chosen, and a store may be emptied under a server."""
     revisions = {tracking.runs.create(0, run_id=f"r{number}").revision for number in range(20)}
     assert len(revisions) == 20
@@ -80,7 +80,7 @@ def run_of(tracking: Tracking, run_id: str, revision: int) -> Run:
     return replace(tracking.runs.get("r"), id=run_id, revision=revision)
 
 
-def test_renderings_are_made_once_for_a_revision_and_make_room(tracking: Tracking) -> None:
+def test_rendering_cache_renders_a_revision_once_and_evicts_older_entries(tracking: Tracking) -> None:
     made: list[tuple[str, int]] = []
 
     def make(missing: Sequence[Run]) -> list[bytes]:

@@ -61,7 +61,7 @@ def pages(tracking: Tracking, orders: list[str], limit: int) -> list[list[str]]:
         ["metrics.nothing", "tags.nothing"],
     ],
 )
-def test_pages_are_the_whole_search_cut_in_pieces(tracking: Tracking, orders: list[str]) -> None:
+def test_pages_join_to_the_whole_search(tracking: Tracking, orders: list[str]) -> None:
     [whole] = pages(tracking, orders, 1000)
     assert sorted(whole) == sorted(f"r{number}" for number in range(len(LOSSES)))
     for limit in (1, 3, 10):
@@ -70,7 +70,7 @@ def test_pages_are_the_whole_search_cut_in_pieces(tracking: Tracking, orders: li
         assert {len(page) for page in cut[:-1]} <= {limit}
 
 
-def test_numbers_then_nan_then_absence_in_both_directions(tracking: Tracking) -> None:
+def test_numbers_sort_before_nan_and_absence_in_both_directions(tracking: Tracking) -> None:
     [ascending] = pages(tracking, ["metrics.loss"], 100)
     [descending] = pages(tracking, ["metrics.loss DESC"], 100)
     # Ties by start time, the newest first, then by id.
@@ -78,12 +78,12 @@ def test_numbers_then_nan_then_absence_in_both_directions(tracking: Tracking) ->
     assert descending == ["r8", "r9", "r4", "r0", "r3", "r7", "r6", "r2", "r5", "r1"]
 
 
-def test_statuses_are_ordered_by_mlflows_words(tracking: Tracking) -> None:
+def test_statuses_are_ordered_by_their_mlflow_names(tracking: Tracking) -> None:
     [found] = pages(tracking, ["status ASC"], 100)
     assert [int(run_id[1:]) % 2 for run_id in found] == [1] * 5 + [0] * 5  # FINISHED comes before RUNNING
 
 
-def test_a_run_that_is_made_meanwhile_shifts_nothing(database: Database) -> None:
+def test_run_created_between_pages_does_not_shift_them(database: Database) -> None:
     tracking = Tracking(database)
     tracking.experiments.ensure_default()
     for number in range(4):
@@ -103,7 +103,7 @@ def test_a_token_of_another_order_is_refused(tracking: Tracking) -> None:
             tracking.run_search.search([0], orders=parse_orders(orders, RUN_GRAMMAR), limit=2, page_token=token)
 
 
-def test_values_are_looked_up_run_by_run(sqlite_url: str) -> None:
+def test_logged_values_are_looked_up_by_run_without_a_table_scan(sqlite_url: str) -> None:
     """No table of what runs logged is read from end to end: that would cost more with every metric of every other run."""
     database = Database(sqlite_url)
     tracking = ten_runs(database)
@@ -118,7 +118,7 @@ def test_values_are_looked_up_run_by_run(sqlite_url: str) -> None:
         assert [step for step in plan if step.startswith("SCAN")] == []
 
 
-def test_what_is_ordered_by_is_looked_up_for_what_the_filter_leaves(sqlite_url: str) -> None:
+def test_order_values_are_looked_up_only_for_filtered_runs(sqlite_url: str) -> None:
     database = Database(sqlite_url)
     tracking = ten_runs(database)
     statements: list[str] = []

@@ -54,7 +54,7 @@ def test_a_failed_creation_leaves_the_callers_transaction_usable(tracking: Track
     assert tracking.experiments.get_by_name("free", "one").name == "free"
 
 
-def test_of_those_who_need_an_experiment_at_once_one_makes_it_and_all_have_it(tracking: Tracking) -> None:
+def test_concurrent_ensure_creates_an_experiment_once(tracking: Tracking) -> None:
     """The second of two sweeps, or jobs, in a new experiment was refused, for it exists already."""
     together = threading.Barrier(8, timeout=30)
 
@@ -67,7 +67,7 @@ def test_of_those_who_need_an_experiment_at_once_one_makes_it_and_all_have_it(tr
     assert len(set(found)) == 1
 
 
-def test_ensure_makes_a_run_once_and_then_leaves_it_alone(tracking: Tracking, database: Database) -> None:
+def test_ensure_creates_a_run_once_and_then_leaves_it_unchanged(tracking: Tracking, database: Database) -> None:
     first = tracking.runs.ensure("chosen", "names", "first", "ada", "org", {"team": "x"})
     tracking.runs.set_status("chosen", "running")
     again = tracking.runs.ensure("chosen", "names", "second", "bob", "org")
@@ -89,7 +89,7 @@ def test_a_change_of_status_and_its_event_are_one_transaction(tracking: Tracking
     assert (last.payload["previous_status"], last.payload["status"]) == ("running", "failed")
 
 
-def test_setting_the_same_status_again_is_no_event(tracking: Tracking, database: Database, run_id: str) -> None:
+def test_setting_the_same_status_again_writes_no_event(tracking: Tracking, database: Database, run_id: str) -> None:
     tracking.runs.set_status(run_id, "completed")
     ended = tracking.runs.get(run_id)
     count = len(events(database))
@@ -97,19 +97,19 @@ def test_setting_the_same_status_again_is_no_event(tracking: Tracking, database:
     assert (tracking.runs.get(run_id), len(events(database))) == (ended, count)
 
 
-def test_a_run_that_goes_on_has_no_end(tracking: Tracking, run_id: str) -> None:
+def test_resumed_run_has_no_end_time(tracking: Tracking, run_id: str) -> None:
     assert tracking.runs.set_status(run_id, "failed").end_time is not None
     assert tracking.runs.set_status(run_id, "running").end_time is None
     assert tracking.runs.set_status(run_id, "completed", end_time=77).end_time == 77
 
 
-def test_a_status_nobody_knows_is_refused(tracking: Tracking, run_id: str) -> None:
+def test_unknown_status_is_refused(tracking: Tracking, run_id: str) -> None:
     with pytest.raises(HanzoError, match="must be one of queued, running, completed, failed, cancelled"):
         tracking.runs.set_status(run_id, "FINISHED")
 
 
 @pytest.mark.requirement("E2")
-def test_a_param_takes_the_same_value_again_and_no_other(tracking: Tracking, run_id: str) -> None:
+def test_param_accepts_only_its_first_value_again(tracking: Tracking, run_id: str) -> None:
     tracking.run_data.log_param(run_id, "lr", "0.1")
     tracking.run_data.log_param(run_id, "lr", "0.1")
     with pytest.raises(HanzoError, match="Changing param values is not allowed") as refusal:
@@ -118,7 +118,7 @@ def test_a_param_takes_the_same_value_again_and_no_other(tracking: Tracking, run
     assert tracking.run_data.params(run_id) == {"lr": "0.1"}
 
 
-def test_a_refusal_costs_the_connection_none_of_its_statements(tracking: Tracking, run_id: str) -> None:
+def test_refusal_keeps_the_prepared_statements_of_the_connection(tracking: Tracking, run_id: str) -> None:
     """psycopg deallocates all at a rollback, once it has prepared one of its own, which it does at the sixth query."""
     for step in range(3):
         for _ in range(7):
@@ -143,7 +143,7 @@ def test_a_refusal_names_every_param_that_would_change(tracking: Tracking, run_i
         tracking.run_data.log_param(run_id, "lr", "0.2")
 
 
-def test_one_request_names_a_param_once(tracking: Tracking, run_id: str) -> None:
+def test_duplicate_param_in_one_request_is_refused(tracking: Tracking, run_id: str) -> None:
     with pytest.raises(HanzoError, match="Duplicate parameter keys"):
         tracking.run_data.log_batch(run_id, params=[("a", "1"), ("a", "1")])
 
@@ -155,7 +155,7 @@ def test_a_batch_sent_again_changes_nothing(tracking: Tracking, run_id: str) -> 
     assert tracking.metrics.history(run_id, "loss", 100).points == points
 
 
-def test_the_newest_value_never_goes_back(tracking: Tracking, run_id: str) -> None:
+def test_latest_metric_is_not_replaced_by_an_older_point(tracking: Tracking, run_id: str) -> None:
     newest = metric_point("loss", 1.0, 10, 100)
     tracking.run_data.log_metric(run_id, newest)
     for older in (metric_point("loss", 9.0, 9, 900), metric_point("loss", 9.0, 10, 99), metric_point("loss", 0.5, 10, 100)):
@@ -187,7 +187,7 @@ def test_history_pages_join_without_gap_or_repetition(tracking: Tracking, run_id
     assert found == [sorted(page, key=lambda point: (point.timestamp, point.step, point.value)) for page in pages]
 
 
-def test_a_history_is_in_mlflow_s_order(tracking: Tracking, run_id: str) -> None:
+def test_history_is_in_mlflow_order(tracking: Tracking, run_id: str) -> None:
     """By time, not by step: a run that went on from an earlier step has logged that step later."""
     first, again = metric_point("loss", 1.0, 5, 1000), metric_point("loss", 2.0, 0, 2000)
     same_time = [metric_point("loss", value, step, 3000) for step, value in ((1, 2.0), (2, 0.0), (2, 1.0))]
@@ -196,32 +196,32 @@ def test_a_history_is_in_mlflow_s_order(tracking: Tracking, run_id: str) -> None
 
 
 @pytest.mark.parametrize("token", ["x", "W10=", "WzEsMl0=", "WzEsMiwzLjAsMF0=", "bnVsbA=="])
-def test_a_page_token_of_others_is_refused(tracking: Tracking, run_id: str, token: str) -> None:
+def test_invalid_page_token_is_refused(tracking: Tracking, run_id: str, token: str) -> None:
     with pytest.raises(HanzoError, match="Invalid page token"):
         tracking.metrics.history(run_id, "loss", 4, token)
 
 
 @pytest.mark.parametrize("key", ["", "/a", "a//b", "../a", "a/./b", "a\n", "a#b", "a" * 251, "a/"])
-def test_a_key_that_a_file_system_would_read_otherwise_is_refused(tracking: Tracking, run_id: str, key: str) -> None:
+def test_metric_key_that_is_not_a_normal_path_is_refused(tracking: Tracking, run_id: str, key: str) -> None:
     with pytest.raises(HanzoError) as refusal:
         tracking.run_data.log_metric(run_id, metric_point(key, 1.0, 0, 0))
     assert refusal.value.code is ErrorCode.INVALID_PARAMETER_VALUE
 
 
 @pytest.mark.parametrize(("step", "timestamp"), [(2**63, 0), (0, 2**63), (0, -1), (-(2**63) - 1, 0)])
-def test_a_number_that_no_database_holds_is_refused(step: int, timestamp: int) -> None:
+def test_step_or_timestamp_beyond_the_database_range_is_refused(step: int, timestamp: int) -> None:
     with pytest.raises(HanzoError, match="long"):
         metric_point("a", 1.0, step, timestamp)
 
 
-def test_limits_of_a_batch(tracking: Tracking, run_id: str) -> None:
+def test_batch_beyond_its_limits_is_refused(tracking: Tracking, run_id: str) -> None:
     with pytest.raises(HanzoError, match=r"at most 1000 metrics\. Got 1001 metrics"):
         tracking.run_data.log_batch(run_id, [metric_point("a", 1.0, step, 0) for step in range(1001)])
     with pytest.raises(HanzoError, match="at most 100 params"):
         tracking.run_data.log_batch(run_id, params=[(f"p{number}", "1") for number in range(101)])
 
 
-def test_a_deleted_run_takes_nothing_until_it_is_restored(tracking: Tracking, run_id: str) -> None:
+def test_deleted_run_accepts_no_write_until_it_is_restored(tracking: Tracking, run_id: str) -> None:
     tracking.runs.delete(run_id)
     for write in (
         lambda: tracking.run_data.log_param(run_id, "a", "1"),
@@ -236,7 +236,7 @@ def test_a_deleted_run_takes_nothing_until_it_is_restored(tracking: Tracking, ru
     assert tracking.run_data.params(run_id) == {"a": "1"}
 
 
-def test_the_name_of_a_run_and_its_tag_are_one(tracking: Tracking) -> None:
+def test_run_name_and_its_tag_stay_equal(tracking: Tracking) -> None:
     run = tracking.runs.create(0, name="first")
     tracking.run_data.set_tag(run.id, "mlflow.runName", "second")
     assert tracking.runs.get(run.id).name == "second"
@@ -246,7 +246,7 @@ def test_the_name_of_a_run_and_its_tag_are_one(tracking: Tracking) -> None:
         tracking.runs.create(0, name="a", tags={"mlflow.runName": "b"})
 
 
-def test_text_that_no_database_holds_is_refused(tracking: Tracking, run_id: str) -> None:
+def test_text_that_the_database_cannot_store_is_refused(tracking: Tracking, run_id: str) -> None:
     for text in ("a\x00b", "\ud800"):
         with pytest.raises(HanzoError, match="cannot be stored"):
             tracking.run_data.set_tag(run_id, "t", text)

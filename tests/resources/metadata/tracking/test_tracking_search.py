@@ -67,7 +67,7 @@ def found(tracking: Tracking, text: str, *orders: str) -> list[str]:
         ("params.model = '; DROP TABLE runs --'", ""),
     ],
 )
-def test_filters(tracking: Tracking, text: str, expected: str) -> None:
+def test_filter_finds_the_expected_runs(tracking: Tracking, text: str, expected: str) -> None:
     assert "".join(found(tracking, text)) == expected
 
 
@@ -111,26 +111,26 @@ def test_orders_put_nan_and_absence_last(tracking: Tracking, orders: list[str], 
         " AND ".join(["params.a = 'x'"] * 101),
     ],
 )
-def test_a_filter_that_makes_no_sense_is_refused(text: str) -> None:
+def test_invalid_filter_is_refused(text: str) -> None:
     with pytest.raises(HanzoError) as refusal:
         parse_filter(text, RUN_GRAMMAR)
     assert refusal.value.code == "INVALID_PARAMETER_VALUE"
 
 
 @pytest.mark.parametrize("text", ["", "metrics.a UP", "metrics.a DESC DESC", "unknown", "= 1", "nothing.a"])
-def test_an_order_that_makes_no_sense_is_refused(text: str) -> None:
+def test_invalid_order_is_refused(text: str) -> None:
     with pytest.raises(HanzoError):
         parse_orders([text], RUN_GRAMMAR)
 
 
-def test_pages_join(tracking: Tracking) -> None:
+def test_pages_join_without_gap_or_repetition(tracking: Tracking) -> None:
     first = tracking.run_search.search([0], limit=3)
     second = tracking.run_search.search([0], limit=3, page_token=first.next_page_token)
     assert [logged.run.id for logged in [*first.runs, *second.runs]] == ["d", "c", "b", "a"]
     assert second.next_page_token is None
 
 
-def test_a_run_comes_with_what_it_logged(tracking: Tracking) -> None:
+def test_run_is_read_with_its_params_tags_and_metrics(tracking: Tracking) -> None:
     logged = tracking.run_search.get(tracking.runs.get("a"))
     assert (logged.params, logged.tags["team"]) == ({"model": "zen", "a.b": "x"}, "Blue_1")
     assert logged.metrics == [metric_point("train/loss", 0.1, 1, 1)]

@@ -47,7 +47,7 @@ async def answers(writer: RunWriter, writes: Sequence[RunWrite]) -> list[BaseExc
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_transaction_whose_connection_is_lost_fails_as_such(database: Database) -> None:
+def test_transaction_with_a_lost_connection_raises_operational_error(database: Database) -> None:
     """Whoever is told of its rollback must not ask for the connection: the answer would be a 500 instead of a 503."""
     with pytest.raises(OperationalError), database.write() as connection, database.write() as other:
         [[pid]] = connection.exec_driver_sql("SELECT pg_backend_pid()")
@@ -57,7 +57,7 @@ def test_a_transaction_whose_connection_is_lost_fails_as_such(database: Database
         assert list(connection.exec_driver_sql("SELECT 1")) == [(1,)]
 
 
-def test_one_refused_write_spoils_no_other(database: Database, tracking: Tracking) -> None:
+def test_refused_write_does_not_affect_the_other_writes(database: Database, tracking: Tracking) -> None:
     async def test(writer: RunWriter) -> None:
         writes = [param("a", "1"), param("x", "1", "unknown"), param("a", "2"), param("a", "1"), param("b", "3")]
         got = await answers(writer, writes)
@@ -73,7 +73,7 @@ def test_one_refused_write_spoils_no_other(database: Database, tracking: Trackin
     assert tracking.run_data.params("run") == {"a": "1", "b": "3"}
 
 
-def test_what_is_answered_can_be_read(database: Database, tracking: Tracking) -> None:
+def test_acknowledged_write_can_be_read(database: Database, tracking: Tracking) -> None:
     async def test(writer: RunWriter) -> None:
         async def client(name: str) -> None:
             for step in range(20):
@@ -85,7 +85,7 @@ def test_what_is_answered_can_be_read(database: Database, tracking: Tracking) ->
     writing(database, test)
 
 
-def test_closing_stores_what_waits_and_refuses_what_comes_later(database: Database, tracking: Tracking) -> None:
+def test_closing_stores_waiting_writes_and_refuses_later_ones(database: Database, tracking: Tracking) -> None:
     async def test(writer: RunWriter) -> None:
         waiting = [asyncio.ensure_future(writer.store(param(f"p{number}", "1"))) for number in range(50)]
         await asyncio.sleep(0)
@@ -100,7 +100,7 @@ def test_closing_stores_what_waits_and_refuses_what_comes_later(database: Databa
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_the_death_of_the_thread_leaves_nobody_waiting(
+def test_death_of_the_writer_thread_fails_waiting_writes(
     database: Database, tracking: Tracking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test(writer: RunWriter) -> None:
@@ -118,7 +118,7 @@ def test_the_death_of_the_thread_leaves_nobody_waiting(
     assert tracking.run_data.params("run") == {"after": "1"}
 
 
-def test_a_row_that_the_database_refuses_spoils_no_other(database: Database, tracking: Tracking) -> None:
+def test_row_refused_by_the_database_does_not_affect_the_other_rows(database: Database, tracking: Tracking) -> None:
     refuse = {
         "sqlite": "CREATE TRIGGER refuse BEFORE INSERT ON params WHEN NEW.key = 'bad' BEGIN SELECT RAISE(ABORT, 'no'); END",
         "postgresql": "ALTER TABLE params ADD CHECK (key <> 'bad')",
@@ -134,7 +134,7 @@ def test_a_row_that_the_database_refuses_spoils_no_other(database: Database, tra
     assert tracking.run_data.params("run") == {"a": "1", "b": "1"}
 
 
-def test_a_database_that_comes_back_is_written_to_again(database: Database, tracking: Tracking) -> None:
+def test_writing_resumes_after_a_database_outage(database: Database, tracking: Tracking) -> None:
     def rename(old: str, new: str) -> None:
         with database.write() as connection:
             connection.exec_driver_sql(f"ALTER TABLE {old} RENAME TO {new}")

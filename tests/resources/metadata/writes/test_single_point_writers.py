@@ -51,7 +51,7 @@ def state(tracking: Tracking, run: str) -> object:
     return histories, tracking.run_search.get(tracking.runs.get(run)).metrics
 
 
-def test_the_short_way_takes_the_next_point_and_nothing_else(database: Database, tracking: Tracking) -> None:
+def test_fast_path_accepts_only_the_next_point_of_a_known_series(database: Database, tracking: Tracking) -> None:
     tracking.run_data.log_batch("short", [metric_point("loss", 1.0, 5, 0)])
     tracking.run_data.log_batch("group", [metric_point("loss", 1.0, 5, 0)])
 
@@ -75,7 +75,7 @@ def test_the_short_way_takes_the_next_point_and_nothing_else(database: Database,
     assert [each.step for each in tracking.metrics.history("short", "loss", 10).points] == [5, 6, 7]
 
 
-def test_whatever_comes_ends_as_the_group_writer_ends_it(database: Database, tracking: Tracking) -> None:
+def test_random_writes_end_as_with_the_group_writer(database: Database, tracking: Tracking) -> None:
     draw = random.Random(7)
     took = 0
 
@@ -115,7 +115,7 @@ END_ALL = """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 
 
 @on_postgresql
-def test_a_connection_that_is_lost_under_a_statement_costs_no_point(database: Database, tracking: Tracking) -> None:
+def test_connection_lost_during_a_statement_loses_no_point(database: Database, tracking: Tracking) -> None:
     tracking.run_data.log_metric("short", metric_point("loss", 1.0, 0, 0))
 
     async def test(points: SinglePointStore) -> None:
@@ -133,9 +133,7 @@ def test_a_connection_that_is_lost_under_a_statement_costs_no_point(database: Da
 
 
 @on_postgresql
-def test_a_connection_that_is_lost_while_nobody_asks_is_replaced_before_the_next_point(
-    database: Database, tracking: Tracking
-) -> None:
+def test_connection_lost_while_idle_is_replaced_before_the_next_point(database: Database, tracking: Tracking) -> None:
     """And is watched no more: the loop would be told of its end again and again."""
     tracking.run_data.log_metric("short", metric_point("loss", 1.0, 0, 0))
 
@@ -154,7 +152,7 @@ def test_a_connection_that_is_lost_while_nobody_asks_is_replaced_before_the_next
 
 
 @on_postgresql
-def test_a_call_that_is_broken_off_leaves_its_answer_to_nobody(database: Database, tracking: Tracking) -> None:
+def test_cancelled_call_leaves_its_answer_to_no_later_call(database: Database, tracking: Tracking) -> None:
     tracking.run_data.log_metric("short", metric_point("loss", 1.0, 0, 0))
 
     async def test(points: SinglePointStore) -> None:
@@ -172,7 +170,7 @@ def test_a_call_that_is_broken_off_leaves_its_answer_to_nobody(database: Databas
     with_points(database, test)
 
 
-def test_a_writer_with_nothing_else_to_do_needs_no_thread_for_the_next_point(database: Database, tracking: Tracking) -> None:
+def test_idle_writer_starts_no_thread_for_the_next_point(database: Database, tracking: Tracking) -> None:
     tracking.run_data.log_metric("short", metric_point("loss", 1.0, 0, 0))
 
     async def test(points: SinglePointStore) -> None:
@@ -188,7 +186,7 @@ def test_a_writer_with_nothing_else_to_do_needs_no_thread_for_the_next_point(dat
 
 
 @on_sqlite
-def test_a_lock_of_another_writer_is_not_waited_for(database: Database, tracking: Tracking) -> None:
+def test_fast_path_does_not_wait_for_another_writers_lock(database: Database, tracking: Tracking) -> None:
     tracking.run_data.log_metric("short", metric_point("loss", 1.0, 0, 0))
 
     async def test(points: SinglePointStore) -> None:
@@ -203,7 +201,7 @@ def test_a_lock_of_another_writer_is_not_waited_for(database: Database, tracking
 
 
 @on_sqlite
-def test_the_log_does_not_grow_for_ever(database: Database, tracking: Tracking) -> None:
+def test_write_ahead_log_size_is_bounded(database: Database, tracking: Tracking) -> None:
     assert database.engine.url.database
     log = Path(f"{database.engine.url.database}-wal")
 
@@ -223,7 +221,7 @@ def test_the_log_does_not_grow_for_ever(database: Database, tracking: Tracking) 
     assert len(tracking.metrics.history("short", "loss", 10_000).points) == 8 * CHECKPOINT_INTERVAL
 
 
-def test_several_writers_lose_and_double_nothing(database: Database, tracking: Tracking) -> None:
+def test_concurrent_writers_neither_lose_nor_duplicate_points(database: Database, tracking: Tracking) -> None:
     """Two servers log to one series at once, each what the other one does too."""
 
     async def test(points: SinglePointStore) -> None:

@@ -68,7 +68,7 @@ def write(database: Database, writes: Sequence[RunWrite]) -> list[HanzoError | N
 @pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(drawn=requests)
-def test_a_group_leaves_what_its_writes_leave_one_by_one(
+def test_group_commit_equals_its_writes_applied_one_by_one(
     database: Database, drawn: list[tuple[str, list[MetricPoint], dict[str, str], dict[str, str]]]
 ) -> None:
     tracking = Tracking(database)

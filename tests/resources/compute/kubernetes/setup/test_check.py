@@ -47,7 +47,7 @@ def problems(facts: ClusterFacts, scheduler: Scheduler = SCHEDULER) -> list[tupl
     return [(each.subject, each.problem, each.mend) for each in found if each.problem]
 
 
-def test_nothing_is_missing_in_a_cluster_that_has_all() -> None:
+def test_complete_cluster_has_no_finding() -> None:
     assert problems(healthy()) == []
     report = format_report("https://cluster", healthy(), check_facts(healthy(), SCHEDULER))
     assert "MISSING" not in report and report.startswith("Kubernetes v1.36.3 at https://cluster\n")
@@ -93,13 +93,13 @@ LACKING: dict[str, tuple[dict[str, Any], str, str, str]] = {
 
 
 @pytest.mark.parametrize("name", LACKING)
-def test_each_thing_that_is_missing_is_named_with_what_mends_it(name: str) -> None:
+def test_missing_item_is_named_with_its_remedy(name: str) -> None:
     changed, subject, problem, mend = LACKING[name]
     [(found, words, command)] = problems(replace(healthy(), **changed))
     assert found == subject and problem in words and mend in command
 
 
-def test_what_this_identity_may_not_read_is_not_called_there() -> None:
+def test_unreadable_items_are_reported_as_unknown() -> None:
     unknown = replace(
         healthy(), namespace_exists=True, claims={"data": UNKNOWN}, unreadable=("Namespace hanzo-ml", "claim data")
     )
@@ -124,7 +124,7 @@ def test_queues_that_were_never_applied_are_all_missing() -> None:
     assert report.count(RENDER) == 1, "what one command mends is said once"
 
 
-def test_quotas_that_are_equal_in_other_words_are_equal() -> None:
+def test_equal_quotas_in_different_notation_are_equal() -> None:
     assert problems(replace(healthy(), queues=quota("16000m"))) == []
 
 
@@ -153,7 +153,7 @@ def test_a_cluster_is_checked_for_the_gang_backend_of_the_settings() -> None:
     assert "does not exist" in found["claim data"] and "would wait for ever" in found["RDMA rdma/hca"]
 
 
-def test_without_a_cluster_the_command_says_what_to_set_in_one_line(tmp_path: Path) -> None:
+def test_command_without_a_cluster_names_the_setting_in_one_line(tmp_path: Path) -> None:
 
     def run_check(*options: str) -> subprocess.CompletedProcess[str]:
         run = [sys.executable, "-m", "resources.compute.kubernetes.setup.check", *options]
@@ -173,7 +173,7 @@ def test_without_a_cluster_the_command_says_what_to_set_in_one_line(tmp_path: Pa
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_probe_pods_are_what_the_api_server_accepts_and_the_network_policy_selects() -> None:
+def test_probe_pods_are_valid_and_selected_by_the_network_policy() -> None:
     objects = probe_objects(Scheduler(gang_backend="indexed_job"))
     for item in objects:
         check(item)

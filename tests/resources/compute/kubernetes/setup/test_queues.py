@@ -71,7 +71,7 @@ def test_jobs_find_their_queue_flavor_and_priority_in_what_is_rendered() -> None
 
 
 @pytest.mark.requirement("J3")
-def test_only_more_urgent_jobs_preempt_and_only_where_no_other_flavor_has_room() -> None:
+def test_only_more_urgent_jobs_preempt_and_only_without_room_in_another_flavor() -> None:
     [queue] = named(render_queues(KUEUE), "ClusterQueue").values()
     assert queue["spec"]["preemption"] == {"withinClusterQueue": "LowerPriority", "reclaimWithinCohort": "Never"}
     assert queue["spec"]["flavorFungibility"] == {"whenCanPreempt": "TryNextFlavor"}
@@ -127,7 +127,7 @@ def test_roles_grant_what_the_controller_does_and_no_more(backend: str, own_name
         assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "hanzo-ml", "namespace": "hanzo"}]
 
 
-def test_command_prints_all_of_it_or_one_line_of_what_to_set(
+def test_command_prints_every_object_or_the_missing_setting_in_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     config = tmp_path / "config.yaml"

@@ -102,7 +102,7 @@ def put(server: ApiServer, path: str, item: dict[str, Any]) -> None:
     server.items[path] = json.loads(json.dumps(item))
 
 
-def test_namespace_of_somebody_else_is_not_taken_over(settings: Settings) -> None:
+def test_foreign_namespace_is_not_taken_over(settings: Settings) -> None:
     wanted = render_tenant(settings, "system")[0]
     with serving() as server:
         refuse_foreign_namespace(server.cluster, wanted)
