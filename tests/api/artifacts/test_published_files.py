@@ -90,7 +90,7 @@ def test_of_two_by_one_name_the_uploaded_one_counts(server: ArtifactServer, run_
 def test_what_was_trained_is_not_deleted_and_not_given_away_broken(server: ArtifactServer, run_id: str) -> None:
     for path in ("checkpoint-final", "checkpoint", "checkpoint/step-10", "train.json"):
         answer = server.raw("DELETE", server.place(run_id, path))
-        assert answer.status == 400 and b"was made by the run's job" in answer.body
+        assert answer.status == 400 and b"was published by the run's job" in answer.body
     assert server.raw("DELETE", server.place(run_id, "nothing")).status == 200
     MlflowClient(server.url)._tracking_client._get_artifact_repo(run_id).delete_artifacts()  # as `mlflow gc` does
     assert "checkpoint-final/adapter/adapter_model.safetensors" in listed(server, run_id)
