@@ -62,7 +62,7 @@ def as_job(body: NewPipelineRun) -> NewJob:
     name, config = body.pipeline_id, body.config
     if config.data_source is not None and "/" in config.data_source:
         raise invalid(
-            f"config.data_source {config.data_source[:200]!r} is not a dataset: create a version of the files with `hanzo-ml "
+            f"config.data_source {config.data_source[:200]!r} is not a dataset: create a version of it with `hanzo-ml "
             "dataset create --name NAME --path ADDRESS` (POST /v1/datasets), and give NAME or NAME@VERSION"
         )
     if config.resources and "hardware" in config.hyperparams:
