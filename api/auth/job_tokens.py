@@ -1,6 +1,6 @@
 """Authenticate a job by its token, and restrict it to its own objects.
 
-These are its run, what the run created, and its inputs. Which routes accept jobs, routes declare (`allows_jobs`).
+These are its run, what the run created, and its inputs. Routes declare whether they accept jobs (`allows_jobs`).
 """
 
 import time

@@ -50,7 +50,7 @@ class FastPath(Protocol):
 
 
 class FastPathMiddleware:
-    """Innermost ASGI middleware; access control runs before it.
+    """Innermost ASGI middleware; access control runs before it, or leaves ownership to the call.
 
     Args:
         calls: by method and path.

@@ -57,7 +57,7 @@ def create(
     """Create a version from uploaded files, files that the server fetches, or a query's rows.
 
     201 with the new version; 200 if the newest version has the same content, with the tags, metadata and format that were
-    given but differ as `not_taken` (PATCH sets tags and metadata).
+    given but are not those of that version as `not_taken` (PATCH sets tags and metadata).
     """
     if (source is not None) + bool(files) + (sql is not None) != 1 or (sql is None) != (asked is None):
         raise invalid(

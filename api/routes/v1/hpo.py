@@ -80,7 +80,7 @@ def start(
     if first["model"] == SANDBOX:
         check_name(config.experiment)
     base = find_recipe(first.get("recipe"))
-    gpus, readable = 0, {base.base_model}  # the recipe's own base model may be pinned until the first trial uses it
+    gpus, readable = 0, {base.base_model}  # the recipe's own base model may be pinned before a trial needs it
     for params in probes(config):
         job = build_trial_job(config, params)
         recipe = with_parameters(base, job["parameters"])

@@ -55,7 +55,7 @@ class SeedEstimate(TypedDict):
 class JobEstimate(TypedDict):
     """`source` is the basis of the hours, `notes` lists unknowns and assumptions.
 
-    `tokens` of pairs are as many as the dataset has; `tokens_per_step` is the maximum of a step. `disk` says how many
+    For pairs, `tokens` assumes the dataset's average; `tokens_per_step` is the maximum of a step. `disk` says how many
     checkpoints it must hold.
     """
 
