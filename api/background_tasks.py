@@ -42,7 +42,7 @@ def _remove_abandoned(address: StoreAddress, variables: Mapping[str, str]) -> No
         on_s3 = local_store_root(address) is None
         removed = _remove_in_subprocess(address, variables) if on_s3 else remove_abandoned_uploads(address)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        log.warning("what is left of broken uploads could not be removed: %s", error)
+        log.warning("remains of interrupted uploads could not be removed: %s", error)
     else:
         log.info("removed %d uploads that killed programs left unfinished", removed)
 

@@ -46,7 +46,7 @@ class ErrorBody(BaseModel):
 
 RESPONSES: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorBody, "description": "the request is refused; the message says what to do"},
-    "5XX": {"model": ErrorBody, "description": "the server cannot do it, or not now"},
+    "5XX": {"model": ErrorBody, "description": "the server failed, or is temporarily unavailable"},
 }
 """Error responses of every route, for the OpenAPI document."""
 
@@ -118,7 +118,7 @@ def _http(request: Request, error: Exception) -> JSONResponse:
 
 def _no_artifact(_: Request, error: Exception) -> JSONResponse:
     log.info("refused an artifact path: %s", error)
-    return error_response(ErrorCode.INVALID_PARAMETER_VALUE, "The artifact path is not one of this server's store")
+    return error_response(ErrorCode.INVALID_PARAMETER_VALUE, "The artifact path is not in this server's store")
 
 
 def _store_full(_: Request, error: Exception) -> JSONResponse:
@@ -130,7 +130,7 @@ def _store_unavailable(_: Request, error: Exception) -> JSONResponse:
     log.error("the object store is unavailable: %s", error)
     return error_response(
         ErrorCode.TEMPORARILY_UNAVAILABLE,
-        "The object store is unavailable, as the server's log says: try again later",
+        "The object store is unavailable (see the server's log): try again later",
     )
 
 
@@ -155,7 +155,7 @@ def _unavailable(_: Request, error: Exception) -> JSONResponse:
 
 def internal_error(request: Request, error: Exception) -> JSONResponse:
     log.error("unexpected error in %s %s", request.method, request.url.path, exc_info=error)
-    return error_response(ErrorCode.INTERNAL_ERROR, "Unexpected error in the server: its log says more")
+    return error_response(ErrorCode.INTERNAL_ERROR, "Unexpected error in the server: see its log")
 
 
 HANDLERS: dict[type, Callable[[Request, Exception], JSONResponse]] = {

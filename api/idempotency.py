@@ -24,7 +24,7 @@ IdempotencyKey = Annotated[
     Header(
         min_length=1,
         max_length=250,
-        description="by which a call that is sent again is known: use another random one for each call",
+        description="identifies a repeated call: use a new random value for each call",
     ),
 ]
 

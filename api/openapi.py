@@ -134,8 +134,8 @@ def describe_responses(
     if declared.produces is not None:
         responses[success]["content"] = {declared.produces: {}}
     if declared.ranges:
-        responses["206"] = {"description": "a part of it", "content": {declared.produces: {}}}
-        responses["416"] = {"description": "there is no such part of it"}
+        responses["206"] = {"description": "the requested range", "content": {declared.produces: {}}}
+        responses["416"] = {"description": "the requested range is outside of the content"}
 
 
 def build_schemas(types: list[Any]) -> tuple[dict[Any, dict[str, Any]], dict[str, dict[str, Any]]]:

@@ -60,7 +60,7 @@ class RequestHistogram(Collector):
         """Yield the endpoints that were called."""
         family = HistogramMetricFamily(
             "hanzo_ml_api_request_duration_seconds",
-            "Time until an answer begins, by the template of its route",
+            "Time until a response begins, by route template",
             labels=["endpoint"],
         )
         for endpoint, start in self._offsets.items():

@@ -75,7 +75,7 @@ def list_keys(store: Store, run_id: str) -> list[dict[str, Any]]:
 
 
 def kept_checkpoints(store: Store, root: str) -> Iterator[tuple[str, str, int]]:
-    """Yield retained checkpoints by step, then the best one under a name of its own."""
+    """Yield the retained checkpoints by step, then the best one under its own name."""
     places = [(uri.removeprefix(f"{root}/").rstrip("/").split("/"), uri, size) for uri, size in list_artifacts(store, root)]
     saved = sorted((int(step), way, uri, size) for (*way, step), uri, size in places if step.isdecimal())
     losses = {}

@@ -130,9 +130,9 @@ class OwnedArtifacts:
         check_storable(path, self.uri(owner, path))
         parents = path.split("/")[:-1]
         if any(self._is_file(self.uri(owner, "/".join(parents[: end + 1]))) for end in range(len(parents))):
-            raise invalid("Invalid artifact path: a part of it is a file already")
+            raise invalid("Invalid artifact path: a parent folder of it is an existing file")
         if any(self._store.list_folder(self.uri(owner, path))):
-            raise invalid("Invalid artifact path: it is a folder already")
+            raise invalid("Invalid artifact path: it is an existing folder")
 
     def _is_file(self, uri: str) -> bool:
         try:
@@ -172,7 +172,7 @@ class RunArtifacts(OwnedArtifacts):
     def delete(self, owner: str, path: str) -> None:
         """Delete uploaded files; raise a 400 for a path that names only published ones."""
         if path and not self._store.exists(self.uri(owner, checked_folder(path))) and self._is_published(owner, path):
-            raise invalid(f"'{path}' was made by the run's job, not uploaded: it stays")
+            raise invalid(f"'{path}' was published by the run's job, not uploaded, and cannot be deleted")
         super().delete(owner, path)
 
     def _is_published(self, owner: str, path: str) -> bool:

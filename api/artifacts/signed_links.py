@@ -30,7 +30,7 @@ class SignedLink:
     def check(self, signature: str, key: bytes, now: float) -> None:
         """Raise a 403 unless this server signed the link and it has not expired."""
         if not hmac.compare_digest(self._signature(key).encode(), signature.encode()):
-            raise HanzoError(ErrorCode.PERMISSION_DENIED, "This link was not given out by this server, or was changed")
+            raise HanzoError(ErrorCode.PERMISSION_DENIED, "This link was not issued by this server, or was modified")
         if now > self.expires_at:
             raise HanzoError(ErrorCode.PERMISSION_DENIED, "This link has expired: ask for a new one")
 

@@ -61,7 +61,7 @@ class RunningChecksums:
 
 
 def checksum_mismatch(header: str) -> Exception:
-    return invalid(f"What arrived is not what {header} says, and nothing was stored: send it again")
+    return invalid(f"The received bytes do not match {header}, and nothing was stored: send them again")
 
 
 def expected_checksums(headers: Mapping[str, str]) -> ExpectedChecksums:
@@ -261,7 +261,7 @@ def corrupted_artifact(uri: str) -> HanzoError:
     name = uri.rpartition("/")[2]
     return HanzoError(
         ErrorCode.DATA_LOSS,
-        f"The artifact '{name}' is broken: its bytes do not have the recorded SHA-256. Restore it or upload it again",
+        f"The artifact '{name}' is corrupt: its bytes do not have the recorded SHA-256. Restore it or upload it again",
     )
 
 

@@ -1,6 +1,6 @@
 """Authenticate a job by its token, and restrict it to its own objects.
 
-These are its run, what the run created, and its inputs. Which routes accept jobs, routes declare (`allows_jobs`).
+These are its run, what the run created, and its inputs. Routes declare whether they accept jobs (`allows_jobs`).
 """
 
 import time
@@ -50,7 +50,7 @@ class JobTokens:
         if grant is None:
             self._cached.pop(hash_token(token), None)
             raise HanzoError(
-                ErrorCode.UNAUTHENTICATED, "The token is refused: it is of a job that has ended or was restarted"
+                ErrorCode.UNAUTHENTICATED, "The token is refused: it belongs to a job that has ended or was restarted"
             )
         caller = Caller(user_id=grant.user_id, organization=grant.organization, roles=frozenset({JOB}), job=grant)
         if len(self._cached) >= MAX_CACHED:
@@ -100,10 +100,10 @@ def check_job_scope(database: Database, grant: JobGrant, named: frozenset[Refere
     """
     own_run = Reference(ObjectKind.RUN, grant.run_id)
     if writes and not any(reference.kind in (ObjectKind.RUN, ObjectKind.LOGGED_MODEL) for reference in named):
-        message = "A job's token writes to its own run only: name it, or as mlflow.parentRunId of a run that it starts"
+        message = "A job's token writes to its own run only: name that run, or give it as mlflow.parentRunId of a new run"
         raise HanzoError(ErrorCode.PERMISSION_DENIED, message)
     if lists and not named:
-        raise HanzoError(ErrorCode.PERMISSION_DENIED, "A job's token reads what is its own only: name it")
+        raise HanzoError(ErrorCode.PERMISSION_DENIED, "A job's token reads the job's own objects only: name one of them")
     others = sorted(named - {own_run})
     if not others:
         return

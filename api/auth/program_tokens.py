@@ -78,7 +78,7 @@ def not_a_program() -> HanzoError:
 
 
 def no_program_token() -> HanzoError:
-    message = "The token is missing or refused: this call needs the token of a program that was submitted and is not over"
+    message = "The token is missing or refused: this call requires the token of a submitted program that has not ended"
     return HanzoError(ErrorCode.UNAUTHENTICATED, message)
 
 

@@ -115,7 +115,9 @@ class SigningKeys:
             try:
                 keys = await asyncio.to_thread(fetch_keys, self._auth.issuer + JWKS_PATH)
             except FETCH_ERRORS as error:
-                log.warning("the keys of the IAM cannot be read, the old ones stay: %s", type(error).__name__)
+                log.warning(
+                    "the sign-in server's keys cannot be fetched, the cached ones are kept: %s", type(error).__name__
+                )
                 return
             self._keys, self._fetched_at = keys, self._clock()
 
@@ -193,12 +195,12 @@ def key_id(token: str) -> str:
     try:
         header = jwt.get_unverified_header(token)
     except (jwt.PyJWTError, ValueError, TypeError, RecursionError):
-        raise unauthenticated("it is no JSON web token") from None
+        raise unauthenticated("it is not a JSON web token") from None
     kid = header.get("kid")
     if not isinstance(kid, str) or not kid:
         raise unauthenticated("it does not name its key (kid)")
     if "crit" in header:
-        raise unauthenticated("it asks for an extension that this server does not know (crit)")
+        raise unauthenticated("it requires an extension that this server does not support (crit)")
     return kid
 
 
@@ -225,7 +227,7 @@ def verified_claims(token: str, key: VerifyingKey, auth: Auth) -> Mapping[str, A
     except jwt.MissingRequiredClaimError as error:
         raise unauthenticated(f"it lacks the claim {error.claim}") from None
     except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError):
-        raise unauthenticated("its signature or its form is wrong") from None
+        raise unauthenticated("its signature or its format is invalid") from None
 
 
 def caller_from_claims(claims: Mapping[str, Any], auth: Auth) -> Caller:
@@ -233,7 +235,7 @@ def caller_from_claims(claims: Mapping[str, Any], auth: Auth) -> Caller:
     user, organization = claims.get(auth.user_claim), claims.get(auth.organization_claim)
     for claim, value in ((auth.user_claim, user), (auth.organization_claim, organization)):
         if not isinstance(value, str) or not 0 < len(value) <= MAX_USER or UNSTORABLE_CHARACTERS.search(value):
-            raise unauthenticated(f"its claim {claim} is missing or no name")
+            raise unauthenticated(f"its claim {claim} is missing or not a valid name")
     given = claims.get(auth.roles_claim, ())
     names = given.split() if isinstance(given, str) else given if isinstance(given, list) else ()
     roles = frozenset(name for name in names if isinstance(name, str) and name in ROLES)

@@ -38,7 +38,9 @@ class DagsterAccess:
         if caller is LOCAL or (caller.is_admin and caller.organization == self._admin_organization):
             return
         if caller.job is not None:
-            raise HanzoError(ErrorCode.PERMISSION_DENIED, "A job's token is good for its own run only: not for Dagster's UI")
+            raise HanzoError(
+                ErrorCode.PERMISSION_DENIED, "A job's token is valid for its own run only, not for Dagster's UI"
+            )
         if self._is_made_for_several or await self._shares_installation(caller.organization):
             message = (
                 "Dagster's UI shows the data of all organizations: with several, it is open to the role ml-admin of "

@@ -60,7 +60,7 @@ def refusal(caller: Caller, request: GraphQLRequest, *, allows_mutations: bool =
     if not allows_mutations:
         return "A mutation changes something: send it by POST"
     if len(request.operations) > 1:
-        return "Send a mutation in a document of its own, so that the audit log names what was done"
+        return "Send a mutation in its own document, so that the audit log names what was done"
     return next(filter(None, (mutation_refusal(caller, mutation) for mutation in request.mutations)), None)
 
 
@@ -80,7 +80,7 @@ def mutation_refusal(caller: Caller, mutation: Mutation) -> str | None:
             return f"The run tag {key} must name your own organization"
     for selection in asset_selections(mutation):
         if selection is None:
-            return "Select the assets to materialize: without a selection all are, promotion to production among them"
+            return "Select the assets to materialize: without a selection all are, including the promotion to production"
         if problem := selection_refusal(caller, selection):
             return problem
     return None

@@ -50,7 +50,7 @@ class FastPath(Protocol):
 
 
 class FastPathMiddleware:
-    """Innermost ASGI middleware; access control runs before it.
+    """Innermost ASGI middleware; access control runs before it, or leaves ownership to the call.
 
     Args:
         calls: by method and path.
@@ -102,7 +102,7 @@ async def whole_body(message: Message, receive: Receive) -> bytes | None:
                     return None
                 parts.append(message["body"])
     except TimeoutError:
-        problem = f"The rest of the request did not come within {BODY_SECONDS} s: send it again"
+        problem = f"The rest of the request did not arrive within {BODY_SECONDS} s: send it again"
         raise HanzoError(ErrorCode.TEMPORARILY_UNAVAILABLE, problem) from None
     return b"".join(parts)
 

@@ -252,7 +252,7 @@ class AccessControl:
             raise forbidden(caller, permission)
         if caller.job is not None and not declared.allows_jobs:
             call.references = await refused_references(match, declared, scope, receive)
-            raise HanzoError(ErrorCode.PERMISSION_DENIED, "A job's token is good for its own run only: not for this call")
+            raise HanzoError(ErrorCode.PERMISSION_DENIED, "A job's token is valid for its own run only, not for this call")
         if declared.checks_ownership and caller.job is None:
             return receive
         body: Any = None

@@ -84,7 +84,7 @@ def test_disallowed_database_over_http_is_refused_without_revealing_its_address(
         (403, "this server asks no database called 'closed' for your organization"): {"database": "closed"},
         (403, f"this server asks no database called '{shop[:90]}"): {"database": shop},
         (403, "no database called 'sqlite:///"): {"database": f"sqlite:///{server.home}/hanzo-ml.db"},
-        (400, "the name of its `database`: one of these"): {"source": "s3://bucket/key"},
+        (400, "the name of its `database`: exactly one of these"): {"source": "s3://bucket/key"},
         (400, "or a query as `sql`"): {"database": None},
         (400, "read as jsonl, and not as csv"): {"format": "csv"},
         (400, "'shop' cannot be read: the database says: no such table: users"): {"sql": "SELECT * FROM users"},

@@ -145,7 +145,7 @@ async def store_body(request: Request, artifacts: OwnedArtifacts, owner: str, pa
 
 
 def upload_interrupted() -> HanzoError:
-    return invalid("The upload broke off, and nothing was stored: send it again")
+    return invalid("The upload was interrupted, and nothing was stored: send it again")
 
 
 def artifact_response(artifacts: OwnedArtifacts, owner: str, path: str, request: Request) -> Response:

@@ -149,11 +149,11 @@ def complete(
     try:
         files.adopt(uri, lambda: transfers.complete(uri, body.upload_id, parts))
     except UploadRefused:
-        raise invalid("The parts are not those that were uploaded, and nothing was stored: upload them again") from None
+        raise invalid("The parts differ from the uploaded ones, and nothing was stored: upload them again") from None
     except FileNotFoundError:
         # Possibly a retry after a lost response; the first request may still be running.
         if not is_assembled_from(files.store, uri, parts):
-            message = "No such upload is on its way there: it was completed or aborted, or is of another file"
+            message = "No such upload is in progress: it was completed or aborted, or is of another file"
             raise not_found(message) from None
         files.open(uri, location.owner)
     return mlflow_response()

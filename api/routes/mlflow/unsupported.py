@@ -17,7 +17,7 @@ from resources.errors import ErrorCode, HanzoError
 router = Router(strict=False, include_in_schema=False)
 
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
-SERVED = "of MLflow it has experiments, runs, models and their files"
+SERVED = "it supports MLflow's experiments, runs, models and their files"
 TRACES = "traces and assessments"
 UNSUPPORTED: dict[str, dict[str, str]] = {
     "2.0": {
@@ -30,7 +30,7 @@ UNSUPPORTED: dict[str, dict[str, str]] = {
         "gateway": "AI gateway",
         **dict.fromkeys(("scorers", "scorer"), "scorers"),
         **dict.fromkeys(("issues", "label-schemas", "review-queues"), "issues, label schemas and review queues"),
-        **dict.fromkeys(("prompt-optimization", "genai", "jobs"), "jobs of its own kind"),
+        **dict.fromkeys(("prompt-optimization", "genai", "jobs"), "MLflow jobs"),
         **dict.fromkeys(("assistant", "demo"), "assistant and no demo"),
         "mcp-servers": "MCP servers",
         "skills": "skills",
@@ -43,7 +43,7 @@ UNSUPPORTED: dict[str, dict[str, str]] = {
 def unsupported_error(version: str, path: str) -> HanzoError:
     what = UNSUPPORTED[version][path.partition("/")[0]]
     # Not `mlflow.tracing.disable()`: it makes `log_model` of MLflow 3.17's client deadlock on its own lock.
-    hint = ". With MLFLOW_TRACE_SAMPLING_RATIO=0 in its environment a script sends none" if what == TRACES else ""
+    hint = ". Set MLFLOW_TRACE_SAMPLING_RATIO=0 in a script's environment to send none" if what == TRACES else ""
     return HanzoError(ErrorCode.NOT_IMPLEMENTED, f"This server has no {what}: {SERVED}{hint}")
 
 

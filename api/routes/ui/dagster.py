@@ -132,7 +132,7 @@ def check_origin(request: Request, caller: Caller) -> None:
     """
     by_cookie = "authorization" not in request.headers and "cookie" in request.headers
     if (by_cookie or is_from_browser(request.headers)) and not is_same_origin(request.headers):
-        message = "This is not a request of a page of this server: send a token as 'Authorization: Bearer TOKEN'"
+        message = "This request does not come from a page of this server: send a token as 'Authorization: Bearer TOKEN'"
         raise HanzoError(ErrorCode.PERMISSION_DENIED, message)
 
 

@@ -129,7 +129,7 @@ class QueryRoot:
         return {"model_versions": found, "next_page_token": page.next_page_token}
 
     def test(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """MLflow's echo field for testing the endpoint."""
+        """Echo the input, as MLflow does for testing the endpoint."""
         return {"output": given.get("inputString")}
 
     test_mutation = test

@@ -40,10 +40,10 @@ def login(request: Request) -> Response:
     _, _, token = request.headers.get("authorization", "").partition(" ")
     token = token.strip()
     if not token:
-        raise invalid("There is no sign-in on this server: open its start page")
+        raise invalid("This server has no sign-in: open its start page")
     if len(token) > MAX_COOKIE:
         raise invalid(
-            f"Your token has {len(token)} characters, and a browser keeps {MAX_COOKIE}: ask for one with fewer claims"
+            f"Your token has {len(token)} characters, but browsers store at most {MAX_COOKIE}: ask for one with fewer claims"
         )
     answer = Response(status_code=204)
     secure = request.url.scheme == "https"

@@ -94,7 +94,7 @@ def read_report(dataset_id: str, database: DatabaseDep, store: StoreDep) -> Resp
         found = Validations(database).find(version.id, connection)
     if found is None:
         raise conflict(f"dataset {version.reference} was not checked yet: see `hanzo-ml dataset check {version.reference}`")
-    with reporting_data_loss(f"what was found of dataset {version.reference}"):
+    with reporting_data_loss(f"the check results of dataset {version.reference}"):
         statistics = read_statistics(store, found.statistics)
     page = render_report(version, found, statistics, reference_statistics(database, store, version, found))
     return HTMLResponse(page, headers={"Content-Security-Policy": SECURITY_POLICY, "X-Content-Type-Options": "nosniff"})

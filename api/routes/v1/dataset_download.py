@@ -53,7 +53,7 @@ def download(
     settings: SettingsDep,
     caller: CallerDep,
     content: Annotated[Content, Query(description="files as uploaded, as JSON lines, of a split, or rejects")] = "source",
-    seconds: Annotated[int, Query(ge=1, le=7 * 24 * 3600, description="how long the addresses hold")] = 3600,
+    seconds: Annotated[int, Query(ge=1, le=7 * 24 * 3600, description="how long the links are valid")] = 3600,
 ) -> TypedResponse[DatasetDownload]:
     """Return links to all files of a version; `url` for a single part."""
     version = find_version(database, dataset_id)
@@ -95,10 +95,10 @@ def linked(
         file = SelectedLines.at(store, uri) or verified.open(uri, organization)
         return part_response(file, request.headers.get("range", ""))
     except BrokenArtifact as problem:
-        log.warning("what a link leads to is broken: %s", problem)
+        log.warning("the file of a link is corrupt: %s", problem)
         raise corrupted_artifact(uri) from None
     except FileNotFoundError:
-        raise not_found("The file of this link is not there any more: ask for a new link") from None
+        raise not_found("The file of this link no longer exists: ask for a new link") from None
 
 
 def part_response(file: "SelectedLines | VerifiedFile", asked: str) -> Response:
@@ -163,7 +163,7 @@ def requested_artifact(database: Database, store: Store, version: DatasetVersion
         return version.artifact
     if content == "rejected":
         if (rejected := store.find(f"{version.storage_path}rejected")) is None:
-            raise not_found(f"dataset {version.reference} was not prepared: no record was rejected on its way")
+            raise not_found(f"dataset {version.reference} was not prepared, so it has no rejected records")
         return rejected
     return version.split(content)
 

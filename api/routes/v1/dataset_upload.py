@@ -32,7 +32,7 @@ from resources.metadata.database import Database
 
 router = Router("/v1/datasets", tag="v1", route_class=UploadRoute)
 
-NEW_VERSION = AlsoAnswers(201, "a version that is new; 200 is the newest one, which holds the same", NewDatasetVersion)
+NEW_VERSION = AlsoAnswers(201, "a new version; 200 is the newest version, which has the same content", NewDatasetVersion)
 
 
 @router.post("", Permission.DATASETS_WRITE, streams_body=True, also=NEW_VERSION)
@@ -48,7 +48,7 @@ def create(
     ] = None,
     sql: Annotated[str | None, Form(description="a query whose rows are the records; with `database`")] = None,
     asked: Annotated[
-        str | None, Form(alias="database", description="name of a database that the server may ask, in its settings")
+        str | None, Form(alias="database", description="name of a database that the server may query, from its settings")
     ] = None,
     format: Annotated[str, Form()] = "jsonl",
     tags: Annotated[list[str] | None, Form()] = None,
@@ -57,12 +57,12 @@ def create(
     """Create a version from uploaded files, files that the server fetches, or a query's rows.
 
     201 with the new version; 200 if the newest version has the same content, with the tags, metadata and format that were
-    given but differ as `not_taken` (PATCH sets tags and metadata).
+    given but are not those of that version as `not_taken` (PATCH sets tags and metadata).
     """
     if (source is not None) + bool(files) + (sql is not None) != 1 or (sql is None) != (asked is None):
         raise invalid(
-            "send the dataset's files in a form (multipart/form-data), or the address of its `source`, or a query as `sql` "
-            "with the name of its `database`: one of these"
+            "send the dataset's files in a form (multipart/form-data), the address of its `source`, or a query as `sql` "
+            "with the name of its `database`: exactly one of these"
         )
     wanted = new_version(name, format, caller, tags, metadata)
     if source is not None:
@@ -78,7 +78,7 @@ def create(
 async def create_from_body(
     request: Request,
     name: str,
-    file: Annotated[str, Query(description="what the body is called, such as data.jsonl")],
+    file: Annotated[str, Query(description="file name of the body, such as data.jsonl")],
     database: DatabaseDep,
     store: StoreDep,
     caller: CallerDep,

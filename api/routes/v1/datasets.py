@@ -178,7 +178,7 @@ class Description(Body):
 def describe(dataset_id: str, body: Description, database: DatabaseDep) -> TypedResponse[DatasetVersion]:
     """Edit tags and metadata; everything else about a version is immutable."""
     if body.tags is None and body.metadata is None:
-        raise invalid("nothing to change: give `tags`, `metadata` or both; all else of a version never changes")
+        raise invalid("nothing to change: give `tags`, `metadata` or both; everything else is immutable")
     return json_response(version_json(database, Datasets(database).describe(dataset_id, body.tags, body.metadata)))
 
 

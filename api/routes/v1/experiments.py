@@ -96,5 +96,5 @@ def get_run(
     """Return a run of this experiment, as `/v1/runs/{run_id}` does."""
     experiment, run = tracking.experiments.get(experiment_number(experiment_id)), tracking.runs.get(run_id)
     if run.experiment_id != experiment.id:
-        raise not_found(f"Experiment {experiment_id} has no run {run_id}: it is of experiment {run.experiment_id}")
+        raise not_found(f"Experiment {experiment_id} has no run {run_id}: it belongs to experiment {run.experiment_id}")
     return json_response(run_with_artifacts(tracking, artifacts, run))

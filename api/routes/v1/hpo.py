@@ -72,13 +72,15 @@ def start(
     config = with_schedule(config, quota)
     refuse_zero_durations(Schedule.model_validate(parse_schedule(config.base_config.get("schedule"))))
     if (values := sum(len(probe_values(dimension)) for dimension in config.search_space.values())) > MAX_PROBES:
-        raise invalid(f"search_space has {values} values to check, {MAX_PROBES} fit: give ranges for long choices")
+        raise invalid(
+            f"search_space has {values} values to check, at most {MAX_PROBES} are allowed: use ranges for long choices"
+        )
     first = build_trial_job(config, {})
     allow_pod_settings(settings, PodSettings.model_validate(first.get("pod", {})))
     if first["model"] == SANDBOX:
         check_name(config.experiment)
     base = find_recipe(first.get("recipe"))
-    gpus, readable = 0, {base.base_model}  # the recipe's own base model may be pinned until the first trial uses it
+    gpus, readable = 0, {base.base_model}  # the recipe's own base model may be pinned before a trial needs it
     for params in probes(config):
         job = build_trial_job(config, params)
         recipe = with_parameters(base, job["parameters"])
@@ -106,7 +108,7 @@ def check_name(experiment: str) -> None:
     try:
         checked_model_name(experiment, "experiment")
     except HanzoError as error:
-        raise invalid(f"experiment names the model that the best trial becomes: {error.message}") from None
+        raise invalid(f"experiment is the name of the best trial's model: {error.message}") from None
 
 
 def with_server_limits(body: SweepRequest, limits: Hpo, quota: Quota | None) -> SweepConfig:

@@ -55,7 +55,7 @@ class SeedEstimate(TypedDict):
 class JobEstimate(TypedDict):
     """`source` is the basis of the hours, `notes` lists unknowns and assumptions.
 
-    `tokens` of pairs are as many as the dataset has; `tokens_per_step` is the maximum of a step. `disk` says how many
+    For pairs, `tokens` assumes the dataset's average; `tokens_per_step` is the maximum of a step. `disk` says how many
     checkpoints it must hold.
     """
 
@@ -124,7 +124,7 @@ def with_definition_defaults(body: NewJob, database: Database, caller: Caller) -
         return body, []
     used = newest_run_params(database, body.model, caller.organization)
     if "recipe" not in used:
-        note = f"model '{body.model}' has no run yet that says which recipe it has: estimated with {DEFAULT_RECIPE}"
+        note = f"model '{body.model}' has no run yet to take the recipe from: estimated with {DEFAULT_RECIPE}"
         return body, [] if body.recipe else [note]
     filled = {"recipe": body.recipe or used["recipe"], "dataset": body.dataset or used.get("dataset")}
     return body.model_copy(update=filled), []

@@ -38,7 +38,9 @@ MAX_COMMIT_BYTES = 64 << 20
 
 Attempt = Annotated[
     int,
-    Header(alias="Hanzo-ML-Attempt", ge=0, le=999_999, description="of the caller; writes of older ones are refused"),
+    Header(
+        alias="Hanzo-ML-Attempt", ge=0, le=999_999, description="attempt of the caller; writes of older attempts are refused"
+    ),
 ]
 
 
@@ -151,7 +153,7 @@ async def put_content(
     store: StoreDep,
     program: ProgramWritesDep,
     uri: Annotated[str, Query(min_length=1, max_length=4096)],
-    sha256: Annotated[str, Query(pattern=r"^[0-9a-f]{64}$", description="of the body; nothing else is stored")],
+    sha256: Annotated[str, Query(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the body, which is verified")],
 ) -> TypedResponse[schemas.WrittenObjects]:
     """Check and commit an object, unless a newer attempt has begun."""
     uri = await run_in_threadpool(program.check, uri)

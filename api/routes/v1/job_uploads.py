@@ -51,7 +51,7 @@ def complete_upload(
         try:
             transfers.complete(uri, body.upload_id, parts)
         except UploadRefused:
-            raise invalid(f"{uri}: the parts are not those that were uploaded: upload them again") from None
+            raise invalid(f"{uri}: the parts differ from the uploaded ones: upload them again") from None
         except FileNotFoundError:
             if not is_assembled_from(store, uri, parts):
                 raise not_found(f"{uri}: this upload was aborted, or is of another object: begin it again") from None
@@ -75,7 +75,7 @@ def check_upload(uri: str, program: ProgramWrites, transfers: SignedTransfers) -
     """Return the normalized URI of an upload; raise HanzoError as `ProgramWrites.check` does."""
     uri = program.check(uri)
     if program.scope.is_committed(uri) or not transfers.is_available:
-        raise conflict(f"{uri} is not uploaded in parts: send it whole with PUT content")
+        raise conflict(f"{uri} is not uploaded in parts: send it with PUT content")
     return uri
 
 

@@ -113,7 +113,7 @@ def submit(
 ) -> TypedResponse[Job]:
     """Queue a job, with its dataset pinned to the current version.
 
-    A job that cannot fit is refused, also one that always exceeds its organization's quota. A `command` runs unchanged. A
+    A job that can never fit the hardware or its organization's quota is refused. A `command` runs unchanged. A
     repeated Idempotency-Key returns the existing job, and ignores the body. With `dry_run`, the job is checked in the same
     way and returned with 200, but not queued.
     """

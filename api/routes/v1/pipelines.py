@@ -62,19 +62,19 @@ def as_job(body: NewPipelineRun) -> NewJob:
     name, config = body.pipeline_id, body.config
     if config.data_source is not None and "/" in config.data_source:
         raise invalid(
-            f"config.data_source {config.data_source[:200]!r} is no dataset: make a version of those files with `hanzo-ml "
+            f"config.data_source {config.data_source[:200]!r} is not a dataset: create a version of it with `hanzo-ml "
             "dataset create --name NAME --path ADDRESS` (POST /v1/datasets), and give NAME or NAME@VERSION"
         )
     if config.resources and "hardware" in config.hyperparams:
-        raise invalid("config.resources are the hyperparameter `hardware`: give one of them")
+        raise invalid("config.resources and the hyperparameter `hardware` mean the same: give one of them")
     parameters = {**config.hyperparams, **({"hardware": config.resources} if config.resources else {})}
     if config.model_type is None:
         return NewJob(name=name, model=name, dataset=config.data_source, parameters=parameters)
     if config.model_type not in Recipe.names():
         raise invalid(
-            f"nothing here trains a model of the type {config.model_type[:100]!r}: config.model_type is a recipe, one of "
-            f"{', '.join(Recipe.names())}; a program of your own is run by `POST /v1/jobs` with a `command`"
+            f"there is no recipe for the model type {config.model_type[:100]!r}: config.model_type must be one of "
+            f"{', '.join(Recipe.names())}; to run your own program, use `POST /v1/jobs` with a `command`"
         )
     if config.data_source is None:
-        raise invalid("config.data_source is missing: give the dataset that is trained on, as NAME or NAME@VERSION")
+        raise invalid("config.data_source is missing: give the dataset to train on, as NAME or NAME@VERSION")
     return NewJob(name=name, dataset=config.data_source, recipe=config.model_type, parameters=parameters)

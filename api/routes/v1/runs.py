@@ -103,7 +103,7 @@ def compare(ids: Annotated[list[str], Query()], tracking: TrackingDep) -> TypedR
     """Compare runs, given as `ids=A,B` or `ids=A&ids=B`."""
     wanted = split_ids(ids)
     if not 2 <= len(wanted) <= MAX_COMPARED:
-        raise invalid(f"Between 2 and {MAX_COMPARED} runs are compared at once, not {len(wanted)}: give ids=RUN,RUN")
+        raise invalid(f"Between 2 and {MAX_COMPARED} runs can be compared at once, not {len(wanted)}: give ids=RUN,RUN")
     with tracking.read() as connection:
         found = [tracking.runs.get(run_id, connection=connection) for run_id in wanted]
         return json_response(comparison(load_logged(connection, found)))
@@ -150,7 +150,7 @@ async def upload(
     request: Request,
     tracking: TrackingDep,
     artifacts: RunArtifactsDep,
-    key: Annotated[str | None, Query(min_length=1, description="needed where the body is no form")] = None,
+    key: Annotated[str | None, Query(min_length=1, description="required unless the body is a form")] = None,
 ) -> TypedResponse[StoredArtifact]:
     """Store the request body as the artifact `key`, or the file of a form (multipart/form-data).
 

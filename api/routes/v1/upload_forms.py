@@ -226,4 +226,4 @@ def no_file() -> HanzoError:
 
 
 def no_key() -> HanzoError:
-    return invalid(f"Nothing says what the artifact is called: {ARTIFACT_USAGE}")
+    return invalid(f"The artifact has no name: {ARTIFACT_USAGE}")

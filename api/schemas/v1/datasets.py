@@ -190,9 +190,9 @@ def reporting_data_loss(what: str) -> Iterator[None]:
     try:
         yield
     except (BrokenArtifact, FileNotFoundError) as error:
-        log.error("%s cannot be read whole: %s", what, error)
+        log.error("%s cannot be read completely: %s", what, error)
         raise HanzoError(
             ErrorCode.DATA_LOSS,
-            f"{what} cannot be read whole: the object store lost or changed a part of it, or it was deleted meanwhile. "
+            f"{what} cannot be read completely: the object store lost or changed a part of it, or it was deleted meanwhile. "
             "Restore the store, or create the version again from the same files, which replaces missing or changed parts",
         ) from None

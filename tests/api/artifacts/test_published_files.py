@@ -94,7 +94,7 @@ def test_uploaded_file_shadows_a_published_one_of_the_same_name(server: Artifact
 def test_published_files_cannot_be_deleted_and_corrupt_ones_are_not_served(server: ArtifactServer, run_id: str) -> None:
     for path in ("checkpoint-final", "checkpoint", "checkpoint/step-10", "train.json"):
         answer = server.raw("DELETE", server.place(run_id, path))
-        assert answer.status == 400 and b"was made by the run's job" in answer.body
+        assert answer.status == 400 and b"was published by the run's job" in answer.body
     assert server.raw("DELETE", server.place(run_id, "nothing")).status == 200
     MlflowClient(server.url)._tracking_client._get_artifact_repo(run_id).delete_artifacts()  # as `mlflow gc` does
     assert "checkpoint-final/adapter/adapter_model.safetensors" in listed(server, run_id)

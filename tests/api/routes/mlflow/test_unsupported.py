@@ -76,8 +76,8 @@ def test_every_mlflow_endpoint_is_served_or_refused_as_unsupported(http: TestCli
 def test_unsupported_endpoint_answers_501_naming_the_feature(http: TestClient, path: str, what: str) -> None:
     answer = http.post(path, content=b"\xff no JSON")
     assert (answer.status_code, answer.json()["error_code"]) == (501, "NOT_IMPLEMENTED")
-    served = "of MLflow it has experiments, runs, models and their files"
-    hint = ". With MLFLOW_TRACE_SAMPLING_RATIO=0 in its environment a script sends none" if "/traces" in path else ""
+    served = "it supports MLflow's experiments, runs, models and their files"
+    hint = ". Set MLFLOW_TRACE_SAMPLING_RATIO=0 in a script's environment to send none" if "/traces" in path else ""
     assert answer.json()["message"] == f"This server has no {what}: {served}{hint}"
     for other in ("/api/3.0/mlflow/tracesx", "/api/3.0/mlflow/nothing"):
         assert http.post(other).json()["error_code"] == "ENDPOINT_NOT_FOUND"
@@ -129,7 +129,7 @@ def test_disabling_traces_as_advised_silences_warnings_and_keeps_model_logging(
 ) -> None:
     """The advice was `mlflow.tracing.disable()` once, after which `log_model` of MLflow's client 3.17 never came back."""
     told = httpx.post(f"{server.url}/api/3.0/mlflow/traces").json()["message"]
-    advised = re.search(r"([A-Z_]+)=(\S+) in its environment", told)
+    advised = re.search(r"([A-Z_]+)=(\S+) in a script's environment", told)
     assert advised is not None, told
     environ = {**os.environ, "MLFLOW_TRACKING_URI": server.url, advised[1]: advised[2]}
     script = SCRIPT.replace("traced", "advised") + LOGS_A_MODEL

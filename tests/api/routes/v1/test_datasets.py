@@ -238,7 +238,9 @@ def test_lost_or_changed_chunk_is_reported_and_repaired_by_uploading_again(
         ]
         for answer in answers:
             assert (answer.status_code, answer.json()["error_code"]) == (409, "DATA_LOSS")
-            assert "cannot be read whole" in answer.text and "create the version again from the same files" in answer.text
+            assert (
+                "cannot be read completely" in answer.text and "create the version again from the same files" in answer.text
+            )
     assert not create(http, "broken", content)["created"]
     assert http.get(f"/v1/datasets/{made['id']}/preview").content == b'{"text":"only this version says that"}\n'
 
@@ -334,7 +336,7 @@ def test_signed_link_expires_and_its_signature_is_checked() -> None:
     link.check(signature, key, now=1000)
     with pytest.raises(HanzoError, match="expired"):
         link.check(signature, key, now=1001)
-    with pytest.raises(HanzoError, match="not given out"):
+    with pytest.raises(HanzoError, match="not issued"):
         link.check(signature, b"another key", now=1000)
 
 

@@ -233,7 +233,7 @@ PART = b'--x\r\ncontent-disposition: form-data; name="file"; filename="%s"\r\n\r
         (PART % b"../a" + b"\r\n--x--\r\n", {}, "Invalid path"),
         (PART % b"a", {}, "no file in this form"),
         (b"no form at all", {}, "Invalid multipart data"),
-        (PART % b"a" + b"\r\n--x--\r\n", {"x-checksum-sha256": "0" * 64}, "not what X-Checksum-Sha256 says"),
+        (PART % b"a" + b"\r\n--x--\r\n", {"x-checksum-sha256": "0" * 64}, "do not match X-Checksum-Sha256"),
     ],
     ids=["a field", "two files", "no name", "a name that climbs", "cut off", "not a form", "not what was promised"],
 )
