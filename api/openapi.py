@@ -121,7 +121,7 @@ def describe_responses(
     responses: dict[str, Any], kinds: tuple[Any, ...], declared: Declaration, schemas: dict[Any, dict[str, Any]]
 ) -> None:
     """Complete the responses of one route."""
-    for status in ("4", "5XX"):  # JSON, for any media type of the route
+    for status in ("4XX", "5XX"):  # JSON, for any media type of the route
         [described] = responses[status]["content"].values()
         responses[status]["content"] = {JSON: described}
     success = next((status for status in responses if status.startswith("2")), "200")

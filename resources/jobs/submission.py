@@ -272,6 +272,12 @@ def allow_command(settings: Settings, from_own_user: bool) -> None:
     on_cluster = settings.scheduler.backend == "kubernetes"
     if on_cluster and settings.auth.verify_tokens and (settings.scheduler.user_commands or has_own_namespaces(settings)):
         return
+    if on_cluster and settings.auth.verify_tokens:
+        raise HanzoError(
+            ErrorCode.PERMISSION_DENIED,
+            "a job with a `command` is not accepted here, because all organizations share the namespace of jobs: submit one "
+            "with a `recipe`, or ask the operator to set scheduler.user_commands or scheduler.namespace_per_organization",
+        )
     if settings.auth.verify_tokens:
         raise HanzoError(
             ErrorCode.PERMISSION_DENIED,

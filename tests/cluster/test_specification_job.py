@@ -54,8 +54,8 @@ def test_dry_run_prints_what_is_created_and_the_gang_runs_on_fake_nodes(
     # Real GPU nodes carry this taint; the test cluster's have too few processors for this job.
     cluster.add_fake_nodes(NODES, run_seconds=20, taint=GPU)
     try:
-        capacity = {"capacity": {GPU_TYPE: QUOTA}, "volumes": []}
-        with Installation(cluster, "fake", tmp_path / "installation", scheduler=capacity) as installation:
+        scheduler = {"capacity": {GPU_TYPE: QUOTA}, "volumes": [], "user_commands": True}
+        with Installation(cluster, "fake", tmp_path / "installation", scheduler=scheduler) as installation:
             create_dataset(installation)
             printed = dry_run(installation, folder)
             job = submit(installation, folder)
