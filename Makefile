@@ -20,11 +20,12 @@ export PYTHONDONTWRITEBYTECODE :=
 demo: $(INSTALLED)
 	@$(BIN)/hanzo-ml demo
 
+# OVERLAY=DIR: another one than deploy/kubernetes/overlays/demo, such as one with images of your registry.
 demo-cluster: $(INSTALLED)
-	@$(BIN)/python -m deploy.demo_cluster up
+	@$(BIN)/python -m deploy.demo_cluster up $(if $(OVERLAY),--overlay $(OVERLAY))
 
 demo-cluster-token demo-cluster-down: $(INSTALLED)
-	@$(BIN)/python -m deploy.demo_cluster $(@:demo-cluster-%=%)
+	@$(BIN)/python -m deploy.demo_cluster $(@:demo-cluster-%=%) $(if $(OVERLAY),--overlay $(OVERLAY))
 
 test: $(INSTALLED) lint
 	@$(PYTEST) -m "not slow and not long and not gpu and not cluster"

@@ -11,6 +11,7 @@ import secrets
 import subprocess
 import sys
 import time
+from argparse import ArgumentParser
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -279,18 +280,28 @@ def up(cluster: DemoCluster, console: Console) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    console, cluster = Console(highlight=False), DemoCluster()
+    parser = ArgumentParser(prog="python -m deploy.demo_cluster", description="The demo on the cluster of KUBECONFIG.")
+    parser.add_argument("command", choices=("up", "token", "down"), help="install and run, print a token, or remove")
+    parser.add_argument(
+        "--overlay",
+        type=Path,
+        default=OVERLAY,
+        metavar="DIR",
+        help="folder with kustomization.yaml and config.yaml, such as one with images of your registry (default: %(default)s)",
+    )
+    chosen = parser.parse_args(arguments)
+    config = chosen.overlay / "config.yaml"
+    if not config.is_file():
+        parser.error(f"{config} is missing: an overlay has kustomization.yaml and config.yaml, as {OVERLAY} does")
+    console, cluster = Console(highlight=False), DemoCluster(overlay=chosen.overlay, config=config)
     try:
-        match arguments:
-            case ["up"]:
+        match chosen.command:
+            case "up":
                 up(cluster, console)
-            case ["token"]:
+            case "token":
                 print(cluster.sign_token())
-            case ["down"]:
+            case "down":
                 cluster.remove()
-            case _:
-                print(f"usage: python -m {__spec__.name} up | token | down", file=sys.stderr)
-                return 2
     except (Refused, httpx.TransportError) as problem:
         print(f"error: {problem}", file=sys.stderr)
         return 1
