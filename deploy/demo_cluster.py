@@ -287,7 +287,7 @@ def main(arguments: Sequence[str]) -> int:
         type=Path,
         default=OVERLAY,
         metavar="DIR",
-        help="folder with kustomization.yaml and config.yaml, such as one with images of your registry (default: %(default)s)",
+        help="folder with kustomization.yaml and config.yaml, such as one with images of your registry",
     )
     chosen = parser.parse_args(arguments)
     config = chosen.overlay / "config.yaml"
