@@ -24,8 +24,9 @@ CLI_HEADER = """# Command line
 This page is made from the code (`make docs`).
 
 `hanzo-ml` speaks HTTP to the server at `HANZO_ML_TRACKING_URI` (default `http://127.0.0.1:8057`), with the bearer token in
-`MLFLOW_TRACKING_TOKEN` if there is one. `up`, `down`, `status`, `config`, `server`, `cluster` and `job submit --dry-run` run
-on this machine. A command that is refused prints one line that begins with `error:` and exits with 1.
+`MLFLOW_TRACKING_TOKEN` if there is one. `up`, `down`, `status`, `demo`, `recipe`, `config` and `server` run on this machine,
+and so does `job submit --dry-run`, which also asks the server if one answers. `cluster` and `tenant` speak to the Kubernetes
+cluster of your kubeconfig. A command that is refused prints one line that begins with `error:` and exits with 1.
 """
 SETTINGS_HEADER = """# Settings
 

@@ -23,7 +23,12 @@ class PriorityClasses(Section):
 class Quota(Section):
     """Limits of the jobs of an organization."""
 
-    max_gpus: int | None = Field(None, ge=0, description="GPUs that its running jobs use together; no limit when unset")
+    max_gpus: int | None = Field(
+        None,
+        ge=0,
+        description="GPUs that its running jobs use together; on a cluster, GPUs of each of its jobs, not their sum; "
+        "no limit when unset",
+    )
     max_concurrent_jobs: int | None = Field(None, ge=1, description="jobs that it runs at a time; no limit when unset")
     priority: Priority | None = Field(None, description="highest priority of its jobs, and the one of jobs that set none")
     preemptible: bool = Field(False, description="treat all its jobs as preemptible")
@@ -97,7 +102,9 @@ class Scheduler(Section):
         "{cidr, ports} or {namespace, pods, ports}",
     )
     default_image: str = Field(
-        "hanzoai/ml-pytorch:2.3-cuda12.4", description="image of job pods whose recipe or job names none"
+        "hanzoai/ml-pytorch:2.3-cuda12.4",
+        description="image of job pods whose recipe or job names none. No image with the tag of the default is built: the "
+        "manifests of `deploy/kubernetes` set the one that is",
     )
     gpu_types: tuple[str, ...] = Field(
         ("nvidia-a100-80gb", "nvidia-a100-40gb", "nvidia-h100-80gb"),
