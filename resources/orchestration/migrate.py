@@ -59,7 +59,7 @@ def main() -> int:
         print(f"hanzo-ml: {problem}", file=sys.stderr)
         return EXIT_BAD_CONFIGURATION
     except SQLAlchemyError as problem:
-        print(f"hanzo-ml: the metadata database was left as it was: {first_line(problem)}", file=sys.stderr)
+        print(f"hanzo-ml: the metadata database was not changed: {first_line(problem)}", file=sys.stderr)
         return 1
     print("both databases have the tables of this release")
     return 0

@@ -106,7 +106,7 @@ def start_stopped_services(settings: Settings, console: Console) -> None:
         Database(settings.database_url, settings.database.connect_seconds).migrate()
     except SQLAlchemyError as problem:
         reason = str(getattr(problem, "orig", problem)).partition("\n")[0]
-        raise BadConfiguration(f"the metadata database was left as it was: {reason}") from None
+        raise BadConfiguration(f"the metadata database was not changed: {reason}") from None
     migrate_dagster(settings, console)
     ready: dict[str, float] = {}
     with console.status("starting") as status:

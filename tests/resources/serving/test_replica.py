@@ -156,7 +156,7 @@ def test_replica_serves_during_an_api_outage_and_restarts_from_its_cache(
     deploy(plane, models[0], 1)
     plane.server.kill()
     with Load(replica) as load:
-        wait_until(lambda: "away" in replica.log.read_text())
+        wait_until(lambda: "is unavailable" in replica.log.read_text())
         wait_until(partial(load.has_met, 1))
     assert load.failures == []
     replica.kill()

@@ -208,7 +208,7 @@ def test_down_waits_for_the_up_that_works_on_the_same_folder(tmp_path: Path) -> 
     )
     with lock_folder(tmp_path):
         waiting = subprocess.Popen(command, cwd=REPOSITORY, env=env, stdout=subprocess.PIPE, text=True)
-        assert waiting.stdout is not None and "another up or down" in waiting.stdout.readline()
+        assert waiting.stdout is not None and "another `up` or `down`" in waiting.stdout.readline()
         assert waiting.poll() is None
     waiting.communicate()
     assert waiting.returncode == 0

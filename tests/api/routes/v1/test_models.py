@@ -408,7 +408,7 @@ def test_integer_version_other_than_the_next_is_refused(models: TestClient) -> N
     assert register(models, version="1").json()["version"] == 1
     refused = register(models, version="3")
     assert (refused.status_code, refused.json()["error_code"]) == (409, "RESOURCE_CONFLICT")
-    assert "give 2" in refused.json()["message"]
+    assert "use 2" in refused.json()["message"]
     assert register(models, version="2").json()["version"] == 2
 
 

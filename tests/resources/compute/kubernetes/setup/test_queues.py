@@ -96,7 +96,7 @@ def test_volcano_queue_has_the_whole_capacity() -> None:
 
 
 def test_capacity_is_required_and_checked() -> None:
-    with pytest.raises(BadConfiguration, match=r"scheduler\.capacity is empty: say how much"):
+    with pytest.raises(BadConfiguration, match=r"scheduler\.capacity is empty: set how much"):
         render_queues(Scheduler())
     for capacity, words in (
         ({"abacus": {"gpus": 1, "cpu": 1, "memory": "1Gi"}}, "'abacus' is not one of gpu_types"),
