@@ -133,6 +133,7 @@ class ExternalInstallation:
                 "default_image": JOB_IMAGE,
                 "volumes": [{"claim": CLAIM, "path": DEPENDENCIES, "read_only": True}],
                 "capacity": CAPACITY,
+                "egress": [{"cidr": f"{self.cluster.address}/32", "ports": [53]}],  # DNS is not a pod here
             },
         }
 

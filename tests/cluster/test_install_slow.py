@@ -127,9 +127,7 @@ def assert_nothing_lost(installed: DemoInstallation, written: Written, endless: 
     """Every acknowledged write is there, every submitted job completes, and the job that ran still runs in its pod."""
     assert all(written.numbers.values())
     with connected(installed) as http:
-        query: dict[str, str | int] = {"run_id": written.run_id, "metric_key": "load", "max_results": 25000}
-        points = http.get(f"{MLFLOW}/metrics/get-history", params=query).raise_for_status().json()["metrics"]
-        assert set(written.numbers["metric"]) <= {int(point["step"]) for point in points}
+        assert set(written.numbers["metric"]) <= read_steps(http, written.run_id)
         for number in written.numbers["artifact"]:
             answer = http.get(f"/api/2.0/mlflow-artifacts/artifacts/{written.artifacts}/{number}.txt")
             assert answer.content == artifact_content(number), number
@@ -137,6 +135,18 @@ def assert_nothing_lost(installed: DemoInstallation, written: Written, endless: 
         for job in written.jobs:
             assert wait_for_end(http, job)["status"] == "completed", read_job(http, job)
         assert read_job(http, endless)["status"] == "running", read_job(http, endless)
+
+
+def read_steps(http: httpx.Client, run_id: str) -> set[int]:
+    """Steps of the metric that the load logs."""
+    steps: set[int] = set()
+    query: dict[str, str | int] = {"run_id": run_id, "metric_key": "load", "max_results": 25000}
+    while True:
+        page = http.get(f"{MLFLOW}/metrics/get-history", params=query).raise_for_status().json()
+        steps |= {int(point["step"]) for point in page["metrics"]}
+        if not page.get("next_page_token"):
+            return steps
+        query["page_token"] = page["next_page_token"]
 
 
 def wait_for_end(http: httpx.Client, job: str) -> dict[str, Any]:
