@@ -204,7 +204,7 @@ def test_part_upload_is_deferred_while_the_previous_one_is_running(
     """A node defers newer parts while its upload is running.
 
     The process under test is the first of two nodes, and the other may upload faster. When each node uploaded
-    whatever was newest at that time, the parts in the store did not match.
+    the part that was newest at that time, the parts in the store did not match.
     """
     monkeypatch.setattr(ProcessGroup, "nodes", 2)
     put_files = Store.put_files

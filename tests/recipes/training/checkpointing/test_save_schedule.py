@@ -53,10 +53,7 @@ def test_checkpoint_by_step_interval_resets_the_time_interval() -> None:
     [
         ([2.0, 1.5, 1.7, 1.4], [1, 2, 4]),
         ([1.0, 1.0, 2.0], [1]),  # of equal losses the first is the best
-        (
-            [math.nan, 2.0, math.nan, -math.inf, 1.0],
-            [2, 5],
-        ),  # a non-finite loss is never the best
+        ([math.nan, 2.0, math.nan, -math.inf, 1.0], [2, 5]),  # a non-finite loss is never the best
     ],
 )
 def test_every_new_best_step_is_saved(losses: list[float], best: list[int]) -> None:

@@ -68,7 +68,7 @@ def test_peak_flops_are_those_of_the_installed_gpu(
 def test_preference_tokens_are_counted_without_padding(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To raise `sequence_length` makes no run of short ones faster."""
+    """A larger `sequence_length` must not raise the reported throughput of short pairs."""
     preferred = {"objective": "dpo", "max_steps": 4, "eval_steps": None}
     computed = []
     collate = Dpo.collate
