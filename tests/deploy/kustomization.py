@@ -1,6 +1,6 @@
-"""What `kubectl kustomize` makes of a folder, as far as deploy/kubernetes uses it: so that tests need no kubectl.
+"""A minimal `kubectl kustomize`, so that tests need no kubectl.
 
-A test of the cluster compares the two.
+It covers what deploy/kubernetes uses; a test on a cluster compares the two.
 """
 
 from pathlib import Path
@@ -11,12 +11,15 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 FOLDERS = {"base": KUBERNETES, **{folder.name: folder for folder in sorted((KUBERNETES / "overlays").iterdir())}}
-"""What an administrator may apply, by its name."""
+"""Folders that an administrator may apply, by name."""
 Item = dict[str, Any]
 
 
 def render(folder: Path) -> list[Item]:
-    """All objects of a kustomization, with generated ConfigMaps, and patches of containers and volumes merged by name."""
+    """Return all objects of a kustomization.
+
+    ConfigMaps are generated, and patches of containers and volumes are merged by name.
+    """
     document = yaml.safe_load((folder / "kustomization.yaml").read_text())
     objects: list[Item] = []
     for name in (*document.get("resources", ()), *document.get("components", ())):

@@ -1,4 +1,4 @@
-"""deploy/images: what the Containerfiles install and copy, and how what they build runs."""
+"""deploy/images: what the Containerfiles install and copy, and how the images run."""
 
 import re
 import tomllib
@@ -20,7 +20,7 @@ PACKAGES = {name.removesuffix("*") for name in PYPROJECT["tool"]["setuptools"]["
 
 
 def read_instructions(name: str) -> list[tuple[str, str]]:
-    """Instructions of an image, one line each."""
+    """Return the instructions of an image, one line each."""
     text = re.sub(r"\\\n\s*", "", (IMAGES / name / "Containerfile").read_text())
     lines = (line for line in text.splitlines() if line and not line.startswith("#"))
     return [(word, rest) for word, _, rest in (line.partition(" ") for line in lines)]
@@ -79,7 +79,7 @@ def test_engine_has_the_packages_of_its_extra() -> None:
 
 @pytest.mark.requirement("G4", "U5")
 def test_training_image_has_the_packages_of_training_and_its_scripts() -> None:
-    """Torch, transformers, datasets, accelerate, peft, bitsandbytes, deepspeed, and the client of the product."""
+    """Torch, transformers, datasets, accelerate, peft, bitsandbytes, deepspeed, and the product's client."""
     [install] = (rest for rest in values("training", "RUN") if "pip install" in rest)
     [extras] = re.findall(r"'\.\[([\w,]+)\]'", install)
     installed = {
@@ -108,7 +108,7 @@ def test_training_image_s_tag_names_torch_and_cuda_of_lock_and_base() -> None:
 
 @pytest.mark.requirement("U1")
 def test_control_plane_image_by_itself_serves_the_api_to_a_network_and_asks_for_tokens() -> None:
-    """`docker run` names the database, the object store and the brokers, and no more."""
+    """`docker run` sets only the database, the object store and the brokers."""
     assert values("control-plane", "CMD") == ['["hanzo-ml", "server", "run"]']
     assert not values("control-plane", "ENTRYPOINT"), "dagster-k8s gives the pods of runs arguments, which would follow it"
     assert "deploy/images/control-plane/config.yaml /etc/hanzo-ml/config.yaml" in values("control-plane", "COPY")

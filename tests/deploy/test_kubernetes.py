@@ -1,4 +1,4 @@
-"""deploy/kubernetes: objects that the API server takes, and that fit the product's settings, processes and permissions."""
+"""deploy/kubernetes: valid API objects that match the product's settings, processes and permissions."""
 
 import json
 from collections.abc import Iterator
@@ -60,7 +60,7 @@ def containers(item: Item) -> list[Item]:
 
 
 def services_of(objects: list[Item]) -> Iterator[tuple[str, Item, Item]]:
-    """Name of a service of the stack, its container and the Deployment."""
+    """Yield the name, container and Deployment of each service of the stack."""
     for item in deployments(objects):
         for container in pod(item)["containers"]:
             if "resources.stack.run_service" in container.get("command", ()):
@@ -68,7 +68,7 @@ def services_of(objects: list[Item]) -> Iterator[tuple[str, Item, Item]]:
 
 
 def load(objects: list[Item], container: Item, folder: Path, **more: str) -> Settings:
-    """The settings of a container: its file and its environment."""
+    """Return the settings of a container, from its file and its environment."""
     config = find(objects, "ConfigMap", "hanzo-ml")["data"]["config.yaml"]
     (folder / "config.yaml").write_text(config)
     return Settings.load(environment(container) | {"HANZO_ML_CONFIG": str(folder / "config.yaml")} | more)
@@ -193,7 +193,7 @@ def test_roles_are_those_of_the_code(objects: list[Item], tmp_path: Path) -> Non
     more = {json.loads(each)["metadata"]["name"] for each in found - expected}
     assert expected <= found and more <= {"hanzo-ml-launches-runs"}
     for namespace in (item for item in wanted if item["kind"] == "Namespace"):
-        # `hanzo-ml cluster render | kubectl apply` must not take away what the overlay has set.
+        # `hanzo-ml cluster render | kubectl apply` must not remove what the overlay has set.
         assert find(objects, "Namespace", namespace["metadata"]["name"]) == namespace
 
 
@@ -207,7 +207,7 @@ TOKENS = {
     "dagster-webserver": "hanzo-ml-dagster",
     "controller": "hanzo-ml",
 }
-"""Services that talk to the API server, by the account that they do it as."""
+"""Service accounts of the services that talk to the API server."""
 
 
 @pytest.mark.parametrize("folder", ["base", "production", "demo"])

@@ -1,4 +1,4 @@
-"""Both packages as their users install them: built as wheels, in environments that have nothing else."""
+"""Both packages as users install them: wheels in otherwise empty environments."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ FILES = ("dagster.yaml", "pyproject.toml", "requirements.lock", "workspace.yaml"
 PIP = (sys.executable, "-m", "pip")
 CLIENT_MEGABYTES = 150
 CONTROL_PLANE_MEGABYTES = 1000
-"""CUDA alone has several times as much."""
+"""CUDA alone takes several times as much."""
 LOG_A_RUN = """
 import importlib.metadata, importlib.util, sys
 import hanzo_ml
@@ -72,12 +72,12 @@ class Wheels:
     client: Path
     control_plane: Path
     commit: str
-    """Of the repository that they were built in."""
+    """Commit of the repository that they were built from."""
 
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Wheels:
-    """Built from a copy, because a build writes into its source folder."""
+    """Build both from a copy, because a build writes into its source folder."""
     source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheels")
     for name in SOURCES:
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -94,7 +94,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Wheels:
 
 
 def install(folder: Path, wheel: Path, *options: str) -> str:
-    """A fresh environment with the wheel and what it requires, as the lock pins it. Returns its interpreter."""
+    """Create an environment with the wheel and its locked requirements; return its interpreter."""
     venv.create(folder)
     python = str(folder / "bin" / "python")
     command = [*PIP, "--python", python, "install", "--quiet", "--constraint", str(LOCK), *options, str(wheel)]
@@ -108,7 +108,7 @@ def megabytes(folder: Path) -> float:
 
 @dataclass
 class InstalledStack(LocalStack):
-    """A stack of an installed package, used in a folder that has no checkout."""
+    """A stack of an installed package, used in a folder without a checkout."""
 
     python: str = sys.executable
 
@@ -128,7 +128,10 @@ class InstalledStack(LocalStack):
 
 @pytest.fixture(scope="module")
 def stack(wheels: Wheels, tmp_path_factory: pytest.TempPathFactory) -> Iterator[InstalledStack]:
-    """The control plane from its wheel, in a user's own repository, whose commit is not the product's."""
+    """Yield the control plane, installed from its wheel.
+
+    It runs in a user's repository, whose commit is not the product's.
+    """
     folder = tmp_path_factory.mktemp("control-plane")
     subprocess.run(["git", "init", "-q", folder], check=True)
     python = install(folder / "venv", wheels.control_plane, "--no-compile")
@@ -174,13 +177,16 @@ def test_control_plane_is_small_and_knows_its_commit_and_lock(wheels: Wheels, st
     ],
 )
 def test_programs_outside_the_local_stack_load_without_torch(stack: InstalledStack, module: str, refusal: str) -> None:
-    """`hanzo-ml up` started all others. These end at the first thing that they need and do not have here."""
+    """`hanzo-ml up` has started all others.
+
+    These exit at the first requirement that is missing here.
+    """
     done = stack.run("-m", module)
     assert done.returncode == EXIT_BAD_CONFIGURATION and refusal in done.stderr
 
 
 def test_control_plane_checks_and_splits_a_dataset_without_torch(stack: InstalledStack) -> None:
-    """The programs start from the wheel: their jobs go through Dagster and the local backend."""
+    """Jobs of the installed programs run through Dagster and the local backend."""
     records = [json.dumps({"text": f"The answer to question {number} is {number * 7}."}) for number in range(60)]
     (stack.home.parent / "answers.jsonl").write_text("\n".join(records))
     stack.hanzo_ml("dataset", "create", "--name", "answers", "--path", "answers.jsonl", "--format", "jsonl")
@@ -219,7 +225,10 @@ def test_job_that_lacks_an_extra_is_refused_with_its_name(stack: InstalledStack)
 
 
 def test_lock_satisfies_every_extra(wheels: Wheels) -> None:
-    """Where the lock is installed, no extra changes a package, and those of `scripts` add what the lock pins."""
+    """With the lock installed, no extra changes a package.
+
+    Those of `scripts` add what the lock pins.
+    """
     everything = f"hanzo-ml[train,serve,ui,deepspeed,scripts,dev] @ {wheels.control_plane.as_uri()}"
     command = [*PIP, "install", "--dry-run", "--quiet", "--report", "-", "--constraint", str(LOCK), everything]
     report = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd="/").stdout)

@@ -24,7 +24,7 @@ DIGEST = f"sha256:{hashlib.sha256(INDEX).hexdigest()}"
 
 
 class Registry(BaseHTTPRequestHandler):
-    """Has one image, `hanzoai/ml:latest`, for those who ask for a token first."""
+    """A registry with one image, `hanzoai/ml:latest`, that requires a token."""
 
     def do_GET(self) -> None:
         host = self.headers["Host"]

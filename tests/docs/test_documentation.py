@@ -1,12 +1,12 @@
-"""README and docs: links lead somewhere, examples are valid, commands exist, and those that can run here do.
+"""README and docs: links resolve, examples are valid, and commands exist and run.
 
-Fenced blocks say what they are by the word after the language:
+The words after the language of a fenced block define how it is checked:
 
-- `console`: each line that begins with `$ ` is run, in a folder with the examples of its page. With a second word it is only
-  parsed: `stack` needs a running stack, `cluster` a cluster, `gpu` a GPU, `long` minutes, `skip` is not looked at.
-  A block without a prompt holds commands only, and is parsed.
+- `console`: each line that starts with `$ ` is run, in a folder with the examples of its page. With a second word it is
+  only parsed: `stack` needs a running stack, `cluster` a cluster, `gpu` a GPU, `long` minutes; `skip` is not checked.
+  A block without a prompt holds only commands, which are parsed.
 - `yaml NAME.yaml`: an example, validated by what reads such a file. `yaml fragment` is a part of a recipe. A block
-  without a word is settings if its keys are sections of them; any other, and `theirs`, is only YAML.
+  without a word is settings if its keys are sections of them; otherwise, and with `theirs`, it is only parsed as YAML.
 """
 
 import importlib.util
@@ -43,7 +43,10 @@ LINK = re.compile(r"!?\[(?:[^\]\[]|\[[^\]]*\])*\]\((?P<target>[^)\s]+)\)")
 PROMPT = "$ "
 PARSED_ONLY = ("stack", "cluster", "gpu", "long")
 OTHER_PROGRAMS = ("aws", "cat", "cd", "curl", "export", "git", "kubectl", "pg_dump", "pg_restore", "pip", "python", "ssh")
-"""Programs of others, whose arguments are not looked at; Python's are where they name our code."""
+"""Third-party programs, whose arguments are not checked.
+
+Those of Python are checked if they name our code.
+"""
 TARGET = re.compile(r"^([\w-]+(?: [\w-]+)*):(?!=)", re.MULTILINE)
 KNOWN_VARIABLES = {"S3_HOST": "s3.example.com", "SHOP_URL": "postgresql://reader:x@db.example.com/shop"}
 
@@ -59,7 +62,7 @@ class Block:
 
     @property
     def commands(self) -> list[str]:
-        """Lines after a prompt, or all where there is none, each with its continuation lines."""
+        """Return the lines after a prompt, or all lines without one, with continuations joined."""
         lines = re.sub(r"\\\n\s*", "", self.text).splitlines()
         prompted = [line.removeprefix("$ ") for line in lines if line.startswith(PROMPT)]
         return prompted or [line for line in lines if line.strip()]
@@ -90,7 +93,7 @@ def identify_block(value: object) -> str | None:
 
 @cache
 def list_anchors(page: Path) -> frozenset[str]:
-    """Anchors of a page's headings, as GitHub makes them."""
+    """Return the anchors of a page's headings, as GitHub generates them."""
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     titles = [
         re.sub(r"[*`]|\[([^\]]*)\]\([^)]*\)", r"\1", title) for title in re.findall(r"^#+ +(.+?) *$", text, re.MULTILINE)
@@ -99,7 +102,7 @@ def list_anchors(page: Path) -> frozenset[str]:
 
 
 def find_broken_links(page: Path) -> Iterator[str]:
-    """Relative links of a page that lead to no file, or to no heading of one."""
+    """Yield relative links of a page to a missing file or heading."""
     text = re.sub(r"`[^`\n]*`", "", FENCE.sub("", page.read_text(encoding="utf-8")))
     for found in LINK.finditer(text):
         target = found["target"]
@@ -137,13 +140,13 @@ def test_generated_pages_are_up_to_date(name: str) -> None:
 
 
 def test_every_setting_and_option_is_described() -> None:
-    """An empty last cell is a key or an option that says nothing of itself."""
+    """An empty last cell is a key or an option without a description."""
     empty = [line for text in render_pages().values() for line in text.splitlines() if line.endswith("|  |")]
     assert empty == []
 
 
 def command_parameters(words: list[str]) -> tuple[Any, list[str]]:
-    """The command that a command line means, and its arguments."""
+    """Return the command that a command line names, and its arguments."""
     command, rest = typer.main.get_command(app), words
     while commands := getattr(command, "commands", None):
         if not rest or rest[0].startswith("-"):
@@ -154,7 +157,7 @@ def command_parameters(words: list[str]) -> tuple[Any, list[str]]:
 
 
 def check_words(words: list[str], page: Path) -> None:
-    """Raises where a command of ours does not exist, or does not take these arguments."""
+    """Raise if one of our commands does not exist or does not take these arguments."""
     while words and re.fullmatch(r"[A-Z_0-9]+=.*", words[0]):
         words = words[1:]
     program, *arguments = words
@@ -176,7 +179,7 @@ def check_words(words: list[str], page: Path) -> None:
 
 
 def split_pipe(command: str) -> list[list[str]]:
-    """The words of each command of a pipe, without comments."""
+    """Return the words of each command of a pipe, without comments."""
     words = shlex.split(command, comments=True)
     ends = [place for place, word in enumerate(words) if word == "|"]
     starts = [0, *(end + 1 for end in ends)]
@@ -201,7 +204,7 @@ def test_wrong_commands_are_found(command: str) -> None:
 
 
 def validate_example(name: str, document: Mapping[str, Any]) -> None:
-    """Raises what the reader of such a file raises of a wrong one."""
+    """Validate an example with the model that reads such a file."""
     if name.startswith("sweep"):
         SweepConfig.model_validate(document)
     elif name.startswith("prepare"):
@@ -240,7 +243,7 @@ RUNNABLE = [block for block in CONSOLE if block.runs_here]
 
 @pytest.fixture
 def example_folder(tmp_path: Path) -> Iterator[Path]:
-    """What a reader has who copied the examples of a page, and a script."""
+    """Yield a folder with a script, like that of a reader of the page."""
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "train.py").write_text("print('step 0')\n")
     (tmp_path / "train.py").write_text("print('step 0')\n")
@@ -248,7 +251,7 @@ def example_folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def runs_here(command: str) -> bool:
-    """Commands of ours, without those that install or test."""
+    """Return whether the command is ours, and neither installs nor tests anything."""
     return command.startswith("hanzo-ml ")
 
 
@@ -275,7 +278,7 @@ def test_commands_run(block: Block, command: str, example_folder: Path) -> None:
 
 
 def test_no_page_names_a_path_of_a_machine() -> None:
-    """Nor a row of a table that is not in the repository."""
+    """Nor a row of the acceptance table, which is not in the repository."""
     wrong = re.compile(r"/(?:home|root|work|Users)/[a-z]|\brows? [A-Z]\d")
     found = [
         f"{name_page(page)}: {match[0]}" for page in PAGES for match in wrong.finditer(page.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""docs/specification.md: markers name requirements that exist, and tests are listed with the suite that runs them."""
+"""docs/specification.md: markers name existing requirements, and tests are listed with their suite."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What a measurement of preparing data may say: which goals were missed."""
+"""The data preparation benchmark reports the goals that it misses."""
 
 import pytest
 

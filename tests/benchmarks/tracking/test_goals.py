@@ -1,4 +1,4 @@
-"""What the benchmark of tracking may say: no goal is met that nobody measured."""
+"""The tracking benchmark reports no unmeasured goal as met."""
 
 from argparse import Namespace
 
@@ -12,7 +12,7 @@ GOOD = Idle(1.0, 80.0)
 
 
 def measured(**figures: float) -> Results:
-    """Every case alike: `figures` say how many times worse than one of ours a server's is."""
+    """Return results in which each server of `figures` is that many times worse."""
     return {(case.name, case.clients): {name: found(case, worse) for name, worse in figures.items()} for case in CASES}
 
 

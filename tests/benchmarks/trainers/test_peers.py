@@ -1,4 +1,4 @@
-"""Whom we are compared with."""
+"""Training libraries that the benchmark compares with."""
 
 from importlib.util import find_spec
 
@@ -9,5 +9,8 @@ from benchmarks.trainers.peers import PEERS, Peer, peer_program
 
 @pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
 def test_peer_program_exists(peer: Peer) -> None:
-    """They had been moved: each of them was told not to run, and the comparison went on without."""
+    """After the programs had moved, every peer was reported as not running.
+
+    The comparison continued without them.
+    """
     assert find_spec(peer_program(peer))

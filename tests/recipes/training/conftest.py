@@ -1,4 +1,4 @@
-"""One tiny model and one dataset for all tests of training; which samples a run consumed, and one that spoils it."""
+"""Fixtures for training tests: a tiny model, recorded samples, and a poisoned sample."""
 
 import math
 import signal
@@ -42,14 +42,14 @@ def started(place: Place) -> Iterator[Forks]:
 
 @pytest.fixture(autouse=True)
 def signals_stay() -> Iterator[None]:
-    """Training catches SIGTERM; the process of the tests does not."""
+    """Restore the SIGTERM handler, which training replaces."""
     before = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, before)
 
 
 class Recorded:
-    """The rows of a split, and the ids that were asked for."""
+    """Rows of a split that record the requested indices."""
 
     def __init__(self, rows: Any, ids: list[int]) -> None:
         self.rows = rows
@@ -65,7 +65,7 @@ class Recorded:
 
 @pytest.fixture
 def consumed(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """The ids of the training rows that each call of the program asked for."""
+    """Return the indices of training rows requested by each call of the program."""
     calls: list[list[int]] = []
     packed = sft.load_packed_rows
 
@@ -82,7 +82,7 @@ def consumed(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
 
 @pytest.fixture
 def poisoned(place: Place, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One sample of step 5 gives a loss that is not a number. Returns the ids of all samples, in the order of the run."""
+    """Return the ids of all samples in run order; one of step 5 gives NaN."""
     ids = list(islice(SampleOrder(60, place.recipe.seed).ids(), 60))
     load, packed = program.load_model, sft.load_packed_rows
     bad: list[torch.Tensor] = []

@@ -1,4 +1,7 @@
-"""PyTorch's attention of examples side by side, on a processor: there it has no kernel but FlashAttention's, for GPUs."""
+"""CPU kernels for PyTorch's variable-length attention.
+
+PyTorch itself only has FlashAttention's, for GPUs.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +13,7 @@ from torch.nn.attention import varlen
 
 @contextmanager
 def on_a_processor() -> Iterator[None]:
-    """Within it, `varlen_attn` computes on a processor, forwards and back, by the definition of attention."""
+    """Register CPU kernels for `varlen_attn`, forward and backward, by the definition of attention."""
     operations: list[tuple[Any, Any]] = [(varlen._varlen_attn, forward), (varlen._varlen_attn_backward, backward)]
     for operation, kernel in operations:
         operation.register_kernel("cpu")(kernel)
@@ -20,7 +23,7 @@ def on_a_processor() -> Iterator[None]:
 
 
 def shares(q: torch.Tensor, k: torch.Tensor, bounds: torch.Tensor, scale: float, window: Sequence[int]) -> torch.Tensor:
-    """How much of each token every other one takes: [heads, tokens, tokens]."""
+    """Return the attention weights: [heads, tokens, tokens]."""
     place = torch.arange(len(q))
     example = torch.searchsorted(bounds[1:].contiguous(), place.int(), right=True)
     back = place[:, None] - place
@@ -29,13 +32,13 @@ def shares(q: torch.Tensor, k: torch.Tensor, bounds: torch.Tensor, scale: float,
 
 
 def whole(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """With as many heads each: several of the query may share one."""
+    """Repeat keys and values for the query heads that share them."""
     together = query.shape[1] // key.shape[1]
     return query.float(), key.float().repeat_interleave(together, 1), value.float().repeat_interleave(together, 1)
 
 
 def shared(gradient: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-    """As `part` is that it belongs to, of what `whole` made of it."""
+    """Sum the gradient over the query heads that share a head of `part`."""
     tokens, heads, size = part.shape
     return torch.empty_like(part).copy_(gradient.view(tokens, heads, -1, size).sum(2))
 

@@ -1,4 +1,7 @@
-"""The processes of a run as forks of one that has the libraries loaded: they begin to train in a second, not in ten."""
+"""Training processes forked from one that has loaded the libraries.
+
+They start training within one second instead of ten.
+"""
 
 import gc
 import os
@@ -31,11 +34,11 @@ LOADED = [
     "transformers.models.llama.modeling_llama",
     "transformers.trainer",
 ]
-"""Nothing here may start threads: a fork has none of them."""
+"""Modules to preload. None may start threads, which a fork does not inherit."""
 
 
 class Forks:
-    """Each job is trained by new processes until they end, or one of them is killed."""
+    """Trains each job in new processes until they end or are killed."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -43,7 +46,7 @@ class Forks:
         self._context.set_forkserver_preload(LOADED)
 
     def train(self, job: Job) -> Result:
-        """Of a job that has a result, that one."""
+        """Train the job, or return its result if it already has one."""
         if self.place.store.exists(job.result_uri):
             return Result.model_validate_json(self.place.store.get_bytes(job.result_uri))
         processes = self._start(job)
@@ -53,9 +56,10 @@ class Forks:
         return Result.model_validate_json(self.place.store.get_bytes(job.result_uri))
 
     def kill(self, job: Job, step: int, chance: Random) -> None:
-        """Train until some time in the step after that, when there is a checkpoint; then a process dies, and the others too.
+        """Train until that step and any checkpoint are done, then kill all processes.
 
-        On a fast machine all that is left takes less than any number of seconds that was fixed.
+        The delay before the kill is random, up to the duration of a step, and so is the order. On a fast machine
+        any fixed delay would outlast the rest of the run.
         """
         before = log_of(job).stat().st_size if log_of(job).exists() else 0
         processes = self._start(job)
@@ -66,7 +70,7 @@ class Forks:
             assert process.exitcode, "it was over before it was killed"
 
     def stop(self, job: Job, step: int) -> None:
-        """Train until that step, at least; then all processes are asked to end, as the supervisor asks them."""
+        """Train at least until that step, then send SIGTERM to all processes, like the supervisor."""
         before = log_of(job).stat().st_size if log_of(job).exists() else 0
         processes = self._start(job)
         wait_for_step(job, step, before, processes, saved=False)
@@ -91,7 +95,7 @@ class Forks:
 
 @contextmanager
 def forks(place: Place) -> Iterator[Forks]:
-    """They have the environment of programs that LocalCompute starts."""
+    """Yield a Forks whose processes have the environment that LocalCompute sets."""
     with pytest.MonkeyPatch.context() as patched:
         for name, value in (PROGRAM_ENVIRONMENT | MULTI_PROCESS_ENVIRONMENT).items():
             patched.setenv(name, value)
@@ -99,8 +103,8 @@ def forks(place: Place) -> Iterator[Forks]:
 
 
 def begin(described: str, rank: int, size: int, port: int) -> None:
-    """In a new process: what torchrun tells one of `size`, and then the program as it is."""
-    gc.freeze()  # whatever looks at a page that it shares with the others gets a copy: a collection took a second
+    """Run the program in a new process, with the variables that torchrun sets."""
+    gc.freeze()  # a garbage collection writes to shared pages: copying them took a second
     job = Job.model_validate_json(described)
     with log_of(job).open("ab", buffering=0) as log:
         for stream in (1, 2):
@@ -122,9 +126,9 @@ def log_of(job: Job) -> Path:
 
 
 def wait_for_step(job: Job, step: int, offset: int, processes: Sequence[BaseProcess], *, saved: bool = True) -> float:
-    """Until it is done, and a checkpoint of some step is `saved`: they are made whole while training goes on.
+    """Wait until the step is done and, if `saved`, a checkpoint is committed.
 
-    Returns about how many seconds a step took.
+    Commits run in the background while training continues. Return the approximate seconds per step.
     """
     end = time.monotonic() + LONG
     seen: dict[int, float] = {}

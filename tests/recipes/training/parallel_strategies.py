@@ -1,9 +1,9 @@
-"""How the processes of a strategy share a model, as a recipe says it."""
+"""Recipe settings of the parallel strategies under test."""
 
 from typing import Any
 
 CUT = ("tensor", "hybrid")
-"""Fsdp on processes of which each two hold a part of every weight: one such pair, or one in place of each process."""
+"""FSDP with tensor parallelism: a single pair of processes, or a pair for each process."""
 
 
 def shape(strategy: str, processes: int) -> dict[str, Any]:
@@ -14,5 +14,5 @@ def shape(strategy: str, processes: int) -> dict[str, Any]:
 
 
 def rows_at_once(strategy: str) -> int:
-    """In a micro-batch, so that two processes take four rows for a step."""
+    """Return the micro-batch size with which two processes use four rows per step."""
     return 4 if strategy in ("tensor", "pipeline") else 2

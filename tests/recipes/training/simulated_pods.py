@@ -1,4 +1,7 @@
-"""The pods of a training job, started here as they are on a cluster: they share a store and a network, and no folder."""
+"""Pods of a training job, simulated as local processes.
+
+As on a cluster, they share a store and a network, but no folder.
+"""
 
 import os
 import re
@@ -19,7 +22,10 @@ NODES = 2
 
 
 class Gang:
-    """The pods of a job, each with its variables and its folder: empty as a new pod's, or as an earlier gang left it."""
+    """The pods of a job, each with its own variables and folder.
+
+    A folder is empty like that of a new pod, or as an earlier gang left it.
+    """
 
     def __init__(self, job: Job, folder: Path, variables: Sequence[dict[str, str]] = ({},) * NODES) -> None:
         self._folder = folder
@@ -54,7 +60,7 @@ class Gang:
         return self._folder / f"{rank}.log"
 
     def step(self) -> int:
-        """The last one that a node has told of."""
+        """Return the newest step in the logs of the nodes."""
         told = [re.findall(r" step (\d+)/\d+ loss ", self.log(rank).read_text()) for rank in range(NODES)]
         return max((int(number) for numbers in told for number in numbers), default=0)
 
@@ -84,7 +90,7 @@ def environment() -> dict[str, str]:
 
 
 def session(leader: int) -> list[int]:
-    """A launcher and all below it, whose processes have sessions of their own."""
+    """Return the pids of a launcher and its descendants, which have their own sessions."""
     found = [leader]
     for pid in found:
         for task in Path(f"/proc/{pid}/task").glob("*/children"):

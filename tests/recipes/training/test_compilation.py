@@ -1,5 +1,6 @@
-"""Blocks that are compiled, here by the compiler's first half, which needs no GPU: a run goes on from them as it was, and
-says where it is another.
+"""Compiled blocks: a run resumes unchanged, and logs a change of compilation.
+
+Uses only the compiler's first stage, which needs no GPU.
 """
 
 import os
@@ -63,7 +64,10 @@ def test_blocks_are_not_compiled_without_a_gpu(tmp_path: Path) -> None:
 def test_compiler_settings_are_reproducible_or_blocks_stay_uncompiled(
     tmp_path: Path, lacks: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As on a machine with a GPU. What makes programs differ from start to start, and what cuts them under DDP, is off."""
+    """Simulates a machine with a GPU.
+
+    Settings that make programs differ between starts, or split them under DDP, are off.
+    """
     if lacks != "headers":
         (tmp_path / "Python.h").touch()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -1,5 +1,6 @@
-"""DDP's buckets of gradients, which are as they will be before the first step. What comes of it is in
-`test_uneven_processes`: three processes that are killed end as if nobody had been.
+"""DDP's gradient buckets are fixed before the first step.
+
+`test_uneven_processes` covers the effect: a killed run of three processes ends bit-identical.
 """
 
 from collections.abc import Iterator

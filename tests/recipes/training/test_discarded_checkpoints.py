@@ -1,4 +1,4 @@
-"""A machine forgets what its run was healed of while it was away."""
+"""A returning machine discards checkpoints that a recovery discarded during its absence."""
 
 from pathlib import Path
 
@@ -45,7 +45,7 @@ def test_checkpoints_discarded_by_a_recovery_are_removed_on_returning_machine(
     diverged: list[Diverged],
     stay: list[int],
 ) -> None:
-    """Those that know of it are of the way that was gone on with; those that do not say are left."""
+    """Checkpoints saved after the recovery are kept, and so are those without its metadata."""
     saved(checkpoints, 2, 4, 6, facts=None if known is None else {DIVERGENCES_FACT: known})
     capsys.readouterr()
     discard_diverged_checkpoints(checkpoints.folder, diverged)
@@ -67,7 +67,7 @@ def test_discarding_applies_only_to_the_branch_of_the_divergence(checkpoints: Ch
 def test_unrenamed_checkpoint_is_discarded_and_unreadable_one_is_kept(
     checkpoints: CheckpointManager,
 ) -> None:
-    """The first would have got its name as the run looked for the newest."""
+    """Otherwise the search for the newest checkpoint would complete its rename."""
     saved(checkpoints, 4, 6, facts={DIVERGENCES_FACT: 0})
     (checkpoints.folder / "6").rename(checkpoints.folder / ".6.tmp")
     (checkpoints.folder / "4" / MANIFEST_FILE).write_text("{")

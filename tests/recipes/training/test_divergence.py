@@ -1,4 +1,4 @@
-"""When a loss has diverged: learning and noise are not, explosions are, and the first bad step is named."""
+"""Divergence detection: explosions count, learning and noise do not; the first bad step is named."""
 
 import math
 import random
@@ -51,7 +51,10 @@ def test_loss_staying_above_its_band_diverged_at_its_first_high_step() -> None:
 
 
 def test_divergence_in_the_first_updates_is_detected() -> None:
-    """There was no band before twenty losses, and of losses that were high by then it was made of those."""
+    """There used to be no band during the first twenty losses.
+
+    If losses were high by then, the band was derived from them.
+    """
     climbing = [2.1, 2.0, 2.2, 2.1, 2.3, 3.4, *[min(7.5, 4.5 + 0.2 * step) for step in range(60)]]
     found = first_found(climbing, DivergencePolicy())
     assert found is not None and (found.first, found.noticed) == (8, 27)

@@ -1,5 +1,6 @@
-"""What only GPUs can show: bit-exact over kills there too, memory that runs out on them, MFU, evaluation, and NCCL between
-two.
+"""Behaviour that only GPUs can show.
+
+Bit-exact resume, out of memory, MFU, evaluation, and NCCL between two GPUs.
 """
 
 import os
@@ -62,11 +63,14 @@ class Hungry(Sft):
 LOPSIDED = HUNGRY.replace("class Hungry", "class Lopsided").replace(
     "if model.training:", "if model.training and torch.distributed.get_rank() == 1:"
 )
-"""The same of one process alone: the other waits for it over NCCL, which does not tell it that nobody will come."""
+"""Only one process runs out of memory.
+
+The other waits in an NCCL collective, which does not report the missing peer.
+"""
 
 
 def on_gpus(count: int, strategy: str = "ddp") -> dict[str, Any]:
-    """What a recipe says that trains on so many of this machine's. Fails where it has fewer."""
+    """Return recipe settings for this many local GPUs; fail if there are fewer."""
     found = torch.cuda.device_count()
     if found < count:
         pytest.fail(f"needs {count} GPU{'s' * (count > 1)}, and this machine has {found}: run `make test-gpu` on another")
@@ -90,8 +94,10 @@ def on_gpus(count: int, strategy: str = "ddp") -> dict[str, Any]:
     ],
 )
 def test_killed_gpu_run_ends_bit_identical(runs: Runs, name: str, method: dict[str, Any]) -> None:
-    """With dropout, whose random numbers are the GPU's. Blocks are compiled, once more where the first kill was on a machine
-    that is gone with its cache; where they cannot be, a run finds it out once.
+    """Dropout uses the random state of the GPU.
+
+    The first kill also deletes the compiler cache, as on a lost machine: blocks are compiled again. Where they
+    cannot be compiled, a run detects it once.
     """
     settings = {"max_steps": 20, **method, **on_gpus(1)}
     whole = runs.train(runs.job(f"gpu-{name}-whole", **settings))
@@ -168,12 +174,12 @@ SHARED: list[tuple[str, dict[str, Any], float]] = [
     ("deepspeed_zero2", FULL, 1e-4),
     ("deepspeed_zero3", FULL, 1e-4),
 ]
-"""With how far their losses may be from those of one GPU, relative to them."""
+"""Strategy, settings, and relative tolerance of the losses against one GPU."""
 
 
 @pytest.mark.parametrize(("strategy", "method", "tolerance"), SHARED)
 def test_two_gpus_compute_the_losses_of_one(runs: Runs, strategy: str, method: dict[str, Any], tolerance: float) -> None:
-    """Their gradients travel over NCCL, and between stages what one computes for the next."""
+    """Gradients, and activations between stages, travel over NCCL."""
     trained = f"{method.get('method', 'lora')}-{method.get('dtype', method.get('base_dtype', 'float32'))}"
     both = on_gpus(2, strategy) | ({"gradient_accumulation": 2} if strategy == "pipeline" else {})
     one = runs.train(runs.job(f"gpu-{trained}-one", batch_size=4, **method, **on_gpus(1)))
@@ -194,7 +200,7 @@ def test_two_gpus_compute_the_losses_of_one(runs: Runs, strategy: str, method: d
     ],
 )
 def test_killed_run_on_two_gpus_ends_bit_identical(runs: Runs, strategy: str, method: dict[str, Any]) -> None:
-    """With the random numbers of both."""
+    """With the random states of both GPUs."""
     name = f"gpu-{strategy}-{method.get('method', 'lora')}"
     settings = {"max_steps": 12, "batch_size": 2, **method, **on_gpus(2, strategy)}
     whole = runs.train(runs.job(f"{name}-on-two", **settings))
@@ -217,9 +223,10 @@ def test_killed_run_on_two_gpus_ends_bit_identical(runs: Runs, strategy: str, me
 
 
 def on_one_gpu(runs: Runs, name: str, job: Job, tmp_path: Path, kill_after: int = 0) -> Result:
-    """The result of two nodes that both have this machine's GPU, the second of which may be killed after that step.
+    """Return the result of two nodes that share this machine's GPU.
 
-    NCCL takes them for two machines, and goes over their network; of one machine it refuses a GPU that two processes have.
+    The second node is killed after step `kill_after`, if given. NCCL takes the nodes for two machines and uses the
+    network between them: within one machine it refuses two processes on the same GPU.
     """
     variables = [{"NCCL_HOSTID": str(rank), "NCCL_SOCKET_IFNAME": "lo"} for rank in range(NODES)]
     if kill_after:
@@ -248,7 +255,7 @@ def on_one_gpu(runs: Runs, name: str, job: Job, tmp_path: Path, kill_after: int 
 def test_two_nodes_on_one_gpu_match_one_and_survive_a_kill(
     runs: Runs, tmp_path: Path, strategy: str, method: dict[str, Any], tolerance: float
 ) -> None:
-    """Their gradients travel over NCCL, and between stages what one computes for the next. One is killed in between."""
+    """Gradients, and activations between stages, travel over NCCL; one node is killed in between."""
     one = on_gpus(1) | {"max_steps": 16}
     shape = {"strategy": strategy, "num_nodes": NODES, "gpus_per_node": 1, "backend": "nccl"}
     name = f"gpu-nodes-{strategy}-{method.get('method', 'lora')}-{method.get('dtype', method.get('base_dtype'))}"
@@ -278,7 +285,7 @@ def test_out_of_memory_on_one_of_two_gpus_stops_the_other(
 
 
 def test_random_state_is_restored_on_another_gpu(tmp_path: Path) -> None:
-    """A process may have another one where its run goes on, among more or fewer."""
+    """A resumed process may use another GPU, among more or fewer."""
     on_gpus(2)
     with torch.cuda.device(0):
         torch.cuda.manual_seed(1)
@@ -291,7 +298,7 @@ def test_random_state_is_restored_on_another_gpu(tmp_path: Path) -> None:
 
 
 def test_one_process_sees_one_of_two_gpus(runs: Runs) -> None:
-    """transformers takes all that it finds, with as many times the rows in each step."""
+    """transformers would use all GPUs that it finds, which multiplies the rows per step."""
     on_gpus(2)
     told = on_gpus(1)
     alone = runs.train(runs.job("gpu-told", **told))
@@ -302,7 +309,10 @@ def test_one_process_sees_one_of_two_gpus(runs: Runs) -> None:
 def attended(
     config: dict[str, Any], packed: bool, positions: torch.Tensor, *, stated: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Loss, and the gradient of the embeddings, of a model of such a shape on rows of those positions, if it is told."""
+    """Return the loss and the gradient of the embeddings on rows with these positions.
+
+    The model gets the positions only if `stated`.
+    """
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(
         AutoConfig.for_model(**TINY | config), dtype=torch.bfloat16, attn_implementation="sdpa"
@@ -350,7 +360,7 @@ def test_step_does_not_synchronize_with_the_gpu(place: Place, tmp_path: Path, me
     batches = [trainer._prepare_inputs(trainer.data_collator(rows)) for _ in range(2)]
     items = trainer._get_num_items_in_batch(batches, trainer.args.device)
     trained = [weight for weight in trainer.model.parameters() if weight.requires_grad]
-    for batch, mode in zip(batches, ("default", "error"), strict=True):  # what is compiled first may wait
+    for batch, mode in zip(batches, ("default", "error"), strict=True):  # compilation may synchronize
         torch.cuda.set_sync_debug_mode(mode)
         try:
             loss: Any = trainer.compute_loss(trainer.model, batch, num_items_in_batch=items)

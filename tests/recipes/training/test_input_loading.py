@@ -1,4 +1,4 @@
-"""What a run is made of is hashed once before it is used: a base model of 144 GB takes a minute of it."""
+"""Inputs are hashed once before use: a base model of 144 GB takes a minute."""
 
 from collections import Counter
 from pathlib import Path
@@ -20,7 +20,7 @@ from tests.recipes.training.training_workspace import Place
 def test_one_process_of_a_node_hashes_the_base_model(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: ProcessGroup, base: int, records: int
 ) -> None:
-    """The first one hashes the records for all, who come to them when it is done, and each then as it makes its rows."""
+    """The first process hashes the records for all; each hashes them again for its rows."""
     job = place.job(tmp_path, {})
     load_inputs(job, place.recipe, ProcessGroup(), place.store)  # the base model is in the store from here on
     hashed: Counter[str] = Counter()

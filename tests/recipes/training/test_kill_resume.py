@@ -1,7 +1,7 @@
-"""`kill -9` at random steps, whatever is trained, however, and by how many processes: the run ends as if nobody had.
+"""`kill -9` at random steps, for every trainable combination: the run ends bit-identical.
 
-All that runs without a GPU is in the table. That a run is started again by itself, whichever process was killed, is in
-`test_two_processes`, with fsdp and tensor parallelism together, too; that a node may be lost is in `test_two_nodes`.
+The table has all that runs without a GPU. `test_two_processes` covers the automatic restart whichever process is
+killed, also for FSDP with tensor parallelism; `test_two_nodes` covers a lost node.
 """
 
 import random
@@ -40,7 +40,7 @@ STRATEGIES = {
     "deepspeed_zero3": ("lora", "full"),
     "pipeline": ("lora", "full"),
 }
-"""With the methods that they know."""
+"""Methods that each strategy supports."""
 LONG = {
     (ALONE, "full"),
     ("ddp", "qlora"),
@@ -50,7 +50,10 @@ LONG = {
     ("deepspeed_zero3", "full"),
     ("pipeline", "full"),
 }
-"""Killed by `make test-long` alone: CI kills each strategy with one method, and each method with one strategy."""
+"""Killed only by `make test-long`.
+
+CI kills each strategy with one method, and each method with one strategy.
+"""
 TABLE = [
     (strategy, method, of)
     for strategy, methods in STRATEGIES.items()
@@ -87,11 +90,14 @@ def test_combinations_outside_the_table_are_refused(place: Place) -> None:
     ],
 )
 def test_killed_run_ends_bit_identical(place: Place, started: Forks, tmp_path: Path, strategy: str, method: str) -> None:
-    """With one of the objectives, which differ in their loss alone: each with each took CI ten minutes."""
+    """Each run uses one random objective, since objectives differ only in their loss.
+
+    All combinations took CI ten minutes.
+    """
     seed = random.randrange(1 << 32)
     chance = random.Random(seed)
     objective = chance.choice([of for *how, of in TABLE if how == [strategy, method]])
-    print(f"seed {seed}: {objective}")  # so that a failure can be had again
+    print(f"seed {seed}: {objective}")  # to reproduce a failure
     settings = settings_of(strategy, method, objective)
     whole, killed = (
         place.job(tmp_path / f"{strategy}-{method}-{objective}-{name}", settings).model_copy(

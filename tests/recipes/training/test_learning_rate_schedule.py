@@ -1,4 +1,4 @@
-"""What becomes of the learning rate, also of a run that was killed on its way."""
+"""The learning rate follows its schedule, also in a run that is killed."""
 
 from math import cos, pi
 from pathlib import Path
@@ -18,7 +18,10 @@ LEFT = {
 @pytest.mark.slow
 @pytest.mark.parametrize("scheduler", LEFT)
 def test_learning_rate_follows_warmup_and_schedule_across_a_kill(place: Place, tmp_path: Path, scheduler: str) -> None:
-    """The rate of each step as it was logged, against the formula; the last steps are done anew, by another attempt."""
+    """Compare the logged rate of each step with the formula.
+
+    A second attempt repeats the last steps.
+    """
     work = tmp_path / scheduler
     changed = {"lr_scheduler": scheduler, "learning_rate": RATE, "warmup_ratio": WARM / STEPS, "eval_steps": None}
     first = place.train(work, **changed)
@@ -29,7 +32,7 @@ def test_learning_rate_follows_warmup_and_schedule_across_a_kill(place: Place, t
 
     pending = pending_in(checkpoints.folder / str(STEPS))
     logged = {point["step"]: point["value"] for point in pending if point["key"] == "train/learning_rate"}
-    done = {step: step - 1 for step in logged}  # as transformers has it: the first step of a warm-up has rate 0
+    done = {step: step - 1 for step in logged}  # like transformers: the first warm-up step has rate 0
     expected = {
         step: RATE * (before / WARM if before < WARM else LEFT[scheduler]((before - WARM) / (STEPS - WARM)))
         for step, before in done.items()

@@ -1,4 +1,4 @@
-"""An adapter that computes in the type of what it reads, against PEFT's own way."""
+"""LoRA that computes in the dtype of its input, compared with PEFT."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def adapted(dtype: torch.dtype, dropout: float = 0.0) -> Any:
 
 
 def computed(model: Any, x: torch.Tensor) -> list[torch.Tensor]:
-    """The result, and the gradients of both small matrices and of what came in."""
+    """Return the result, and the gradients of both LoRA matrices and of the input."""
     x = x.clone().requires_grad_()
     torch.manual_seed(1)
     result = model(x)
@@ -59,7 +59,7 @@ def test_lora_computes_in_input_dtype_only_for_bfloat16(tmp_path: Any, monkeypat
     tiny = TinyTraining(tmp_path)
 
     def copies(base_dtype: str) -> bool:
-        """Whether an adapter's input is copied to the type of its weights."""
+        """Return whether an adapter's input is cast to the dtype of its weights."""
         for module in (loading, lora):
             monkeypatch.setattr(module, "select_compute_dtype", lambda wanted: getattr(torch, wanted))
         recipe = tiny.recipe(**LORA | {"base_dtype": base_dtype})

@@ -1,4 +1,4 @@
-"""What computes in float16 learns as what computes in float32 does, though its gradients are smaller than float16 knows."""
+"""Loss scaling: float16 training learns like float32, despite gradients below the range of float16."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from recipes.training.precision import loss_scale, scale_gradient, unscale_gradi
 from tests.recipes.tiny_training import LORA, TinyTraining
 
 TOKENS = 2**17
-"""Of a step; its first micro-batch is seen here."""
+"""Tokens per step; only its first micro-batch is computed here."""
 ROWS = torch.arange(1, 65).reshape(2, 32)
 
 
@@ -23,19 +23,19 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyTraining:
 
 @pytest.fixture
 def float16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A processor that has instructions for it."""
+    """Simulate a CPU with float16 instructions."""
     (tmp_path / "cpuinfo").write_text("flags : avx512_fp16\n")
     monkeypatch.setattr("recipes.training.precision.CPUINFO", tmp_path / "cpuinfo")
 
 
 def gradients(tiny: TinyTraining, scale: float, **changed: Any) -> torch.Tensor:
-    """Those of all that is trained, as one vector."""
+    """Return the gradients of all trainable weights as one vector."""
     recipe = tiny.recipe(**(LORA | changed))
     set_seed(1)
     model = load_model(tiny.model, recipe)
     for name, weight in model.named_parameters():
         if "lora_B" in name:
-            torch.nn.init.normal_(weight, std=0.02)  # else no gradient reaches the other half
+            torch.nn.init.normal_(weight, std=0.02)  # otherwise lora_A receives no gradient
     unscale_gradients(model.parameters(), scale)
     loss = model(input_ids=ROWS, labels=ROWS).loss * (ROWS.numel() / TOKENS)
     scale_gradient(loss, scale).backward()

@@ -1,4 +1,4 @@
-"""Objectives: their losses against formulas written out, what they read, and a run of each."""
+"""Objectives: losses compared with written-out formulas, accepted records, and a run of each."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -54,7 +54,10 @@ def pairs_of(tiny: TinyTraining, recipe: Recipe) -> list[PreferencePair]:
 
 
 def answer_log_probabilities(model: Any, pair: PreferencePair) -> Iterator[list[float]]:
-    """log p of each token of the chosen answer, then of the rejected one; each alone, unpadded, in float64."""
+    """Yield log p of each answer token: the chosen answer's, then the rejected one's.
+
+    Each is computed alone, unpadded, in float64.
+    """
     for example in (pair.chosen, pair.rejected):
         with torch.no_grad():
             table = model(torch.tensor([example.tokens])).logits[0].double().log_softmax(-1)
@@ -63,7 +66,7 @@ def answer_log_probabilities(model: Any, pair: PreferencePair) -> Iterator[list[
 
 
 def trained(tiny: TinyTraining, recipe: Recipe, seed: int) -> Any:
-    """A model that differs from its base."""
+    """Return a model that differs from its base."""
     model = load_model(tiny.model, recipe)
     torch.manual_seed(seed)
     with torch.no_grad():
@@ -103,7 +106,10 @@ def test_dpo_loss_equals_the_formula_of_the_paper(tiny: TinyTraining, method: di
 
 
 def test_dpo_reference_is_computed_without_dropout(tiny: TinyTraining) -> None:
-    """Of a base such as GPT-2 or Phi-2, which do in training: it was another one for each micro-batch."""
+    """Bases such as GPT-2 and Phi-2 use dropout in training.
+
+    The reference then differed for each micro-batch.
+    """
     recipe = tiny.recipe(**LORA, objective="dpo")
     model = load_model(tiny.model, recipe)
     for layer in model.get_base_model().model.layers:
@@ -143,7 +149,7 @@ def test_log_odds_of_a_certain_answer_are_finite_with_finite_gradient() -> None:
 
 @pytest.mark.parametrize("objective", ["dpo", "orpo"])
 def test_preference_loss_is_independent_of_micro_batch_size(tiny: TinyTraining, objective: str) -> None:
-    """Also in a step that is done in smaller parts, because memory ran out."""
+    """Also in a step that is split further after running out of memory."""
     recipe = tiny.recipe(**LORA, objective=objective)
     made = make_objective(recipe)
     model = trained(tiny, recipe, seed=5)
@@ -164,7 +170,7 @@ def test_preference_training_learns_and_resumes_bit_for_bit(
     name = f"{objective}-{method['method']}"
     recipe = method | {"objective": objective}
     result = tiny.train(name, **recipe)
-    if objective == "dpo":  # at first the model is its own reference
+    if objective == "dpo":  # initially the model is its own reference
         assert losses(result)[0] == pytest.approx(math.log(2), rel=1e-5)
     assert losses(result)[-1] < losses(result)[0]
     tiny.lose_checkpoints(name, after=2)
@@ -197,7 +203,7 @@ def test_records_of_the_wrong_layout_for_an_objective_are_refused(
 
 
 class Reversed(Sft):
-    """An objective of somebody else."""
+    """A third-party objective."""
 
 
 @pytest.mark.requirement("L7")

@@ -1,5 +1,6 @@
-"""Where attention is told that examples end, and what it computes then, by a kernel for a processor: FlashAttention's own is
-for a GPU to show (`test_gpu`).
+"""Example boundaries of packed attention, and its results, with CPU kernels.
+
+`test_gpu` covers FlashAttention's kernels.
 """
 
 from collections.abc import Iterator
@@ -68,7 +69,7 @@ def batch_of(rows: list[list[int]]) -> dict[str, Any]:
 
 
 def learned(model: Any, batch: dict[str, Any]) -> tuple[float, torch.Tensor]:
-    """Loss, and the gradient of the embeddings."""
+    """Return the loss and the gradient of the embeddings."""
     loss = model(**batch, use_cache=False).loss
     loss.backward()
     return loss.item(), model.get_input_embeddings().weight.grad
@@ -87,7 +88,7 @@ def learned(model: Any, batch: dict[str, Any]) -> tuple[float, torch.Tensor]:
 def test_maskless_attention_equals_masked_attention(on_a_processor: None, config: dict[str, Any]) -> None:
     batch = batch_of([[50, 14, 64], [128], [1, 1, 100, 26]])
     loss, gradient = learned(model_of(config, packed=False), batch)
-    for given in (add_boundaries(batch), batch):  # as an objective of its own passes it on
+    for given in (add_boundaries(batch), batch):  # a custom objective passes no boundaries
         found, found_gradient = learned(model_of(config, packed=True), given)
         assert found == pytest.approx(loss, rel=1e-6)
         assert float((found_gradient - gradient).norm() / gradient.norm()) < 1e-5

@@ -1,4 +1,4 @@
-"""Packing: rows side by side compute what the examples compute alone, and nothing is lost, split or reordered."""
+"""Packing: packed rows compute what single examples do; none is lost, split or reordered."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -77,7 +77,7 @@ def examples(tokenizer: PreTrainedTokenizerBase) -> list[Example]:
 
 @pytest.fixture(scope="module")
 def alone(folder: Path, examples: list[Example]) -> tuple[float, int]:
-    """Sum of the losses and number of answer tokens, each example by itself, by nothing but the library."""
+    """Return summed loss and answer token count, each example alone, computed only by transformers."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     total, count = 0.0, 0
     for example in examples:
@@ -113,7 +113,7 @@ def trainer(folder: Path, recipe: Recipe, rows: Sequence[PackedRow], work: Path)
 
 def test_packed_fixture_has_several_examples_per_row(examples: list[Example]) -> None:
     rows = pack_examples(examples, LENGTH, PADDING)
-    assert 1 < len(rows) < len(examples)  # else the equalities below would prove nothing
+    assert 1 < len(rows) < len(examples)  # otherwise the equalities below would prove nothing
 
 
 def test_training_loss_of_packed_rows_equals_unpacked_examples(
@@ -132,8 +132,8 @@ def test_training_loss_of_packed_rows_equals_unpacked_examples(
 def test_validation_loss_during_training_equals_unpacked_examples(
     folder: Path, recipe: Recipe, examples: list[Example], alone: tuple[float, int], tmp_path: Path, batch: int
 ) -> None:
-    """In rows with unequally many answer tokens, however many of them are read at once."""
-    rows = pack_examples([*examples] * 3, LENGTH, PADDING)  # of which the mean is the same
+    """Rows have different numbers of answer tokens; the micro-batch size must not matter."""
+    rows = pack_examples([*examples] * 3, LENGTH, PADDING)  # the mean is the same
     assert len(rows) > 4 and len({int((row.labels != IGNORED_LABEL).sum()) for row in rows}) > 1
     found = trainer(folder, recipe.model_copy(update={"batch_size": batch}), rows, tmp_path).evaluate()
     assert found["eval_loss"] == pytest.approx(alone[0] / alone[1], rel=1e-5)
@@ -161,7 +161,7 @@ def test_a_packed_neighbour_changes_no_logit(folder: Path, examples: list[Exampl
 def test_a_prompt_that_fills_a_whole_row_does_not_make_the_training_loss_nan(
     folder: Path, tokenizer: PreTrainedTokenizerBase, recipe: Recipe, tmp_path: Path
 ) -> None:
-    """Its answer is cut off, so the row has nothing to learn from: one step on it must not destroy the weights."""
+    """The row has no answer tokens; a step on it must keep the weights finite."""
     too_long = parse_record({"instruction": "What is the name of the harbour? " * 60, "answer": "Ellarin Deep."})
     rows = pack_examples(encode_examples(tokenizer, [*RECORDS, too_long], None, LENGTH), LENGTH, PADDING)
     one_at_a_time = recipe.model_copy(update={"batch_size": 1, "max_steps": len(rows), "learning_rate": 1e-4})
@@ -186,7 +186,7 @@ def test_every_example_is_in_exactly_one_row_and_no_row_overflows(items: list[in
 @given(lengths, st.integers(32, 64))
 def test_packing_is_deterministic_and_leaves_at_most_one_half_empty_row(items: list[int], capacity: int) -> None:
     assert first_fit(items, capacity) == first_fit(tuple(items), capacity)
-    # No two rows are both at most half full: packing packs.
+    # No two rows are both at most half full.
     half_empty = [chosen for chosen in first_fit(items, capacity) if 2 * sum(items[i] for i in chosen) <= capacity]
     assert len(half_empty) <= 1
 
@@ -201,7 +201,7 @@ def test_no_example_is_split_or_lost_and_no_padding_is_learned(texts: list[list[
         for start, end in zip(starts, [*starts[1:], capacity], strict=True):
             tokens, labels = row.input_ids[start:end].tolist(), row.labels[start:end].tolist()
             assert row.position_ids[start:end].tolist() == list(range(end - start))
-            assert labels[0] == IGNORED_LABEL  # else an example would be asked to predict its neighbour's first token
+            assert labels[0] == IGNORED_LABEL  # otherwise an example would learn to predict its neighbour's first token
             if tokens[0] == PADDING:
                 assert set(tokens) == {PADDING} and set(labels) == {IGNORED_LABEL}
             else:

@@ -1,4 +1,4 @@
-"""The type that a model computes in is one that the processor has instructions for."""
+"""The compute dtype is one that the CPU has instructions for."""
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ def test_unsupported_cpu_dtype_falls_back_to_float32_with_a_log_line(
 def test_compute_dtype_depends_on_the_selected_device(
     monkeypatch: pytest.MonkeyPatch, device: str, dtype: torch.dtype, has_gpu: bool
 ) -> None:
-    """A processor beside a GPU has no more instructions than another."""
+    """A GPU in the machine adds no instructions to its CPU."""
     monkeypatch.setattr(precision, "cpu_supports_dtype", lambda wanted, cpuinfo: wanted == "float32")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
     assert select_compute_device().type == ("cuda" if has_gpu else "cpu")

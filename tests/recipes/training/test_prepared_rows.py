@@ -1,4 +1,4 @@
-"""Training on prepared tokens: the same rows as tokenizing the records oneself, and no tokens of another tokenizer."""
+"""Training on prepared tokens: the same rows as from records, only for the same tokenizer."""
 
 import json
 import re
@@ -61,7 +61,7 @@ def test_prepared_rows_equal_tokenized_records_bit_for_bit(rows_of: Any) -> None
 
 
 def test_log_reports_truncated_and_skipped_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a preparation that cut some itself, and of the same records as they are."""
+    """For a preparation that truncated records itself, and for the same records without preparation."""
     place = Place(tmp_path, questions(300))
     result = place.prepare({"tokenize": place.tokenize(max_length=80)})
     said = {}

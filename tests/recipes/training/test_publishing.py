@@ -1,4 +1,4 @@
-"""What a sharded run leaves is what one process would, and takes a piece of memory to write, not a model's."""
+"""A sharded run publishes what one process would, without holding the model in memory."""
 
 import json
 import shutil
@@ -42,7 +42,7 @@ def full(dtype: str) -> Recipe:
 
 
 def spread(model: torch.nn.Module, folder: Path, processes: int = 2) -> Path:
-    """The weights as a checkpoint has them."""
+    """Write the weights as a checkpoint stores them."""
     folder.mkdir()
     for rank in range(processes):
         own = {name: (weight, shard_rows(len(weight), rank, processes)) for name, weight in model.named_parameters()}
@@ -62,7 +62,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(base: Path) -> Any:
-    """Of float32 weights that bfloat16 rounds."""
+    """Return a model with float32 weights that bfloat16 rounds."""
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -85,7 +85,7 @@ def test_published_sharded_weights_equal_those_of_one_process(base: Path, traine
 
 def test_published_config_keeps_use_cache_of_the_base_model(base: Path, tmp_path: Path) -> None:
     model = load_whole_model(base, full("bfloat16"), None)
-    model.config.use_cache = False  # as the library's trainer leaves it
+    model.config.use_cache = False  # as transformers' Trainer leaves it
     for name, stated in (("silent", {}), ("on", {"use_cache": True}), ("off", {"use_cache": False})):
         of = shutil.copytree(base, tmp_path / f"base-{name}")
         config = {key: value for key, value in json.loads((base / "config.json").read_text()).items() if key != "use_cache"}
@@ -95,7 +95,7 @@ def test_published_config_keeps_use_cache_of_the_base_model(base: Path, tmp_path
 
 
 def test_published_weights_are_split_into_files_like_transformers(tmp_path: Path) -> None:
-    """Of twelve layers: the tenth comes before the second where names are sorted as texts, and behind it in the model."""
+    """With twelve layers, alphabetical order differs from model order: layer 10 precedes layer 2."""
     sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64}
     sizes |= {"num_attention_heads": 2, "num_key_value_heads": 2}
     LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=12)).save_pretrained(tmp_path / "base")
@@ -111,7 +111,7 @@ def test_published_weights_are_split_into_files_like_transformers(tmp_path: Path
 
 
 def test_published_weights_keep_the_tensor_names_of_the_base_files(tmp_path: Path) -> None:
-    """Of experts that lie in the files one by one, and are one tensor of the model."""
+    """Experts are separate tensors in the files, and one tensor in the model."""
     sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_local_experts": 4}
     sizes |= {"num_attention_heads": 2, "num_key_value_heads": 2}
     MixtralForCausalLM(MixtralConfig(**sizes)).save_pretrained(tmp_path / "base")
@@ -129,7 +129,10 @@ def test_published_weights_keep_the_tensor_names_of_the_base_files(tmp_path: Pat
 
 
 def test_published_model_is_completed_when_base_files_hold_only_a_part(base: Path, trained: Any, tmp_path: Path) -> None:
-    """Its files name tensors as that part does. Also where a checkpoint has each weight as one row of numbers."""
+    """The base files name tensors without the prefix of the whole model.
+
+    The checkpoint has flat weights here, as with DeepSpeed.
+    """
     part = shutil.copytree(base, tmp_path / "part")
     tensors = load_file(base / "model.safetensors")
     save_file({name.removeprefix("model."): tensor for name, tensor in tensors.items()}, part / "model.safetensors")

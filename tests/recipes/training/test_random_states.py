@@ -1,4 +1,7 @@
-"""Random states in a file, as a checkpoint has them. Those of a GPU are for one to show (`test_gpu`)."""
+"""Random states as a checkpoint file stores them.
+
+`test_gpu` covers the states of GPUs.
+"""
 
 import pickle
 import random
@@ -27,7 +30,7 @@ def test_random_states_round_trip_through_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("of_gpus", [{}, {"cuda": torch.zeros(16, dtype=torch.uint8)}, {"cuda": []}], ids=str)
 def test_random_states_of_older_checkpoints_are_read(of_gpus: dict[str, Any], tmp_path: Path) -> None:
-    """As transformers writes them: without a GPU, of one process, and of several."""
+    """As transformers writes them: without a GPU, with one process, and with several."""
     states = {"python": random.getstate(), "numpy": np.random.get_state(), "cpu": torch.get_rng_state()}
     torch.save(states | of_gpus, tmp_path / "states.pth")
     expected = drawn()
@@ -38,7 +41,7 @@ def test_random_states_of_older_checkpoints_are_read(of_gpus: dict[str, Any], tm
 
 
 class Harm:
-    """What runs a command once it is unpickled."""
+    """Runs a command when unpickled."""
 
     def __init__(self, made: Path) -> None:
         self.made = made
@@ -56,6 +59,6 @@ def test_untrusted_random_state_pickle_is_refused(tmp_path: Path) -> None:
 
 
 def test_summed_seed_is_wrapped_to_numpy_range() -> None:
-    """And the same one where it could be taken as it is."""
+    """A seed within the range is unchanged."""
     assert [wrap_seed(seed) for seed in (0, 2**32 - 1, 2**32, 2**33 + 7)] == [0, 2**32 - 1, 0, 7]
     np.random.RandomState(wrap_seed(2**32 - 1))

@@ -1,4 +1,4 @@
-"""Training on records: their tokens are the same as if all were tokenized at once, and no memory holds them."""
+"""Training on records: same tokens as tokenizing all at once, without holding them in memory."""
 
 import json
 import tracemalloc
@@ -29,7 +29,7 @@ PROMPTS_ALONE = {"instruction": "Which door? " * 100, "answer": "None."}
 
 @pytest.fixture
 def rows_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Rows of records in two files, tokenized ten at a time."""
+    """Return a function that tokenizes records of two files, ten at a time."""
     monkeypatch.setattr("recipes.training.data.rows.RECORDS_PER_BLOCK", 10)
     folder, scratch = tmp_path / "split", tmp_path / "scratch"
     scratch.mkdir()
@@ -64,8 +64,8 @@ def test_streamed_rows_equal_rows_of_all_records_bit_for_bit(rows_of: Any, capsy
 
 @pytest.mark.requirement("B18")
 def test_neither_records_nor_tokens_are_held_in_memory(rows_of: Any) -> None:
-    """They took 59 bytes a token, beside the tensors that were made of them."""
-    rows_of(RECORDS[:80])  # what is imported, and remembered of texts, is not counted
+    """They used to take 59 bytes per token, in addition to the resulting tensors."""
+    rows_of(RECORDS[:80])  # warm up: imports and text caches are not counted
     before = pa.total_allocated_bytes()
     tracemalloc.start()
     found = rows_of(RECORDS)

@@ -1,4 +1,7 @@
-"""Runs that heal: memory that runs out, a loss that diverges. The samples that were consumed are compared by their ids."""
+"""Recovery of runs from out of memory and divergence.
+
+Consumed samples are compared by their ids.
+"""
 
 import os
 import resource
@@ -46,7 +49,10 @@ REFUSED = "does not have a deterministic implementation"
 
 @pytest.fixture
 def limited(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """From step 5 on, a row in training costs 3 GiB of a room of 8.5: the allocator refuses more than two at once."""
+    """From step 5 on, more than two training rows exceed the memory limit.
+
+    A row takes 3 GiB of 8.5 GiB.
+    """
     load = program.load_model
     steps = 0
 
@@ -144,7 +150,7 @@ def test_run_killed_by_oom_killer_resumes_with_smaller_micro_batches(place: Plac
 
 @pytest.fixture
 def refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From step 3 on, an operation of training has no form that computes the same each time, and must have one."""
+    """From step 3 on, an operation has no deterministic kernel, although determinism is required."""
     load = program.load_model
     strict = [True]
     monkeypatch.setattr(program, "allow_nondeterminism", lambda: strict.remove(True))
@@ -180,7 +186,7 @@ def test_nondeterministic_operation_is_recorded_and_run_continues_with_it(
 
 @pytest.fixture
 def not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU whose compiler fails at the backward pass of the first block, and has the others' programs."""
+    """Simulate a GPU compiler that fails in the backward pass of the first block."""
 
     def fail(graph: torch.fx.GraphModule, inputs: Any) -> Any:
         raise InductorError(RuntimeError("PassManager::run failed"), currentframe())
@@ -196,7 +202,7 @@ def not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_run_continues_uncompiled_after_a_compiler_failure(
     place: Place, tmp_path: Path, not_compiled: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Seen of Triton 3.6, in float16 with dropout and recomputed activations."""
+    """Observed with Triton 3.6, in float16 with dropout and gradient checkpointing."""
     work = tmp_path / "uncompiled"
     with pytest.raises(Restart, match=r"step 1 used a block that cannot be compiled on this machine \(RuntimeError: PassM"):
         place.train(work, max_steps=2)
@@ -220,7 +226,7 @@ def test_out_of_memory_inside_the_compiler_counts_as_out_of_memory(place: Place,
 def test_deterministic_algorithms_are_enforced_on_gpu_until_nondeterminism_is_allowed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With `warn_only`, the backward pass of attention does not."""
+    """With `warn_only`, the backward pass of attention is not deterministic."""
     told: list[tuple[bool, bool]] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(
@@ -264,7 +270,7 @@ def test_diverged_run_skips_bad_samples_and_resumes_bit_for_bit(
 def test_metrics_of_repeated_steps_are_logged_once_despite_kills(
     place: Place, tmp_path: Path, poisoned: list[int], server: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The history has the bad steps as they were, and after them each step of the way that was gone on with."""
+    """The history keeps the bad steps, followed by each step of the resumed run."""
     made = httpx.post(f"{server.url}/api/2.0/mlflow/runs/create", json={"experiment_id": "0"})
     run_id = made.json()["run"]["info"]["run_id"]
     work = tmp_path / "twice"
@@ -301,7 +307,7 @@ def test_metrics_of_repeated_steps_are_logged_once_despite_kills(
 def test_machine_absent_during_a_divergence_does_not_restore_discarded_checkpoint(
     place: Place, tmp_path: Path, poisoned: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is the first of the next start, and the store's newest is older than its own."""
+    """It is first in the next start, and its checkpoint is newer than the store's."""
     work, policy, heal = tmp_path / "away", {"divergence": {"action": "skip"}}, program.roll_back
     away = tmp_path / "machine-that-was-away"
 
@@ -320,7 +326,7 @@ def test_machine_absent_during_a_divergence_does_not_restore_discarded_checkpoin
 def test_non_leader_machine_discards_diverged_checkpoints(
     place: Place, tmp_path: Path, poisoned: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may lead by the next start. The store's are the leader's business."""
+    """It may lead the next start. The leader deletes the checkpoints in the store."""
     run = program.run_training
 
     def run_beside(*given: Any) -> None:
@@ -336,7 +342,7 @@ def test_non_leader_machine_discards_diverged_checkpoints(
 
 @pytest.mark.requirement("I6")
 def test_run_saves_more_often_after_a_divergence(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every 1000 steps, every 500 of an unstable run; here, of each step."""
+    """The interval is 1000 steps, 500 for an unstable run; here it is one."""
     monkeypatch.setattr(schema, "UNSTABLE_INTERVAL_STEPS", 1)
     for name, skipped, saved in (("was-ended", None, [3, 2]), ("unstable", (0, 4), [3, 2, 1])):
         bad = Diverged(step=2, noticed=2, reason="it was", rolled_back_to=None, skipped=skipped)
@@ -357,7 +363,7 @@ def test_a_diverged_run_stops_with_the_weights_of_its_last_good_checkpoint(
     assert read_recovery_log(place.store, CHECKPOINTS.format("stop")).entries == found.incidents
     checkpoint = work / "checkpoints" / "2" / "adapter_model.safetensors"
     assert (work / "adapter" / "adapter_model.safetensors").read_bytes() == checkpoint.read_bytes()
-    # Killed before it could tell: it comes to the same end, and the incident counts once.
+    # killed before it could report: it ends the same, and the incident counts once
     again = place.train(work)
     assert again.artifacts == result.artifacts
     assert facts(again).incidents == found.incidents
@@ -365,7 +371,7 @@ def test_a_diverged_run_stops_with_the_weights_of_its_last_good_checkpoint(
 
 @pytest.fixture
 def climbing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From step 25 on, each loss is a hundred times what it was."""
+    """Multiply each loss by a hundred from step 25 on."""
     load = program.load_model
     steps = 0
 
@@ -385,7 +391,10 @@ def climbing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_last_good_checkpoint_is_kept_while_divergence_is_suspected(place: Place, tmp_path: Path, climbing: None) -> None:
-    """More are saved while its loss is above the band than are kept: all were bad, and the run had nothing to go back to."""
+    """More checkpoints are saved while divergence is suspected than are kept.
+
+    All of those were bad, and the run had none to roll back to.
+    """
     work, policy = tmp_path / "climbing", {"divergence": {"patience": 9}, "max_steps": 40, "eval_steps": None}
     (incident,) = facts(place.train(work, **policy)).incidents
     assert isinstance(incident, Diverged)
@@ -394,7 +403,10 @@ def test_last_good_checkpoint_is_kept_while_divergence_is_suspected(place: Place
 
 
 def test_divergence_before_the_first_checkpoint_still_publishes_a_result(place: Place, tmp_path: Path) -> None:
-    """An absurd learning rate: there is a result, so that its version is registered, and quarantined with the reason."""
+    """The learning rate is absurd.
+
+    The result is needed to register the version, and to quarantine it with the reason.
+    """
     result = place.train(tmp_path / "absurd", learning_rate=1e30, eval_steps=None)
     found = facts(result)
     assert isinstance(found.incidents[0], Diverged) and found.incidents[0].rolled_back_to is None
@@ -404,7 +416,7 @@ def test_divergence_before_the_first_checkpoint_still_publishes_a_result(place: 
 
 
 def test_best_weights_are_published_with_publish_best(place: Place, tmp_path: Path) -> None:
-    """It learns nothing that float32 could show: of equal losses the first is the best."""
+    """The learning rate changes no float32 weight; of equal losses the first is best."""
     result = place.train(tmp_path / "best", publish="best", learning_rate=1e-15)
     found = facts(result)
     assert found.published_step == found.best_step != 8
@@ -415,7 +427,7 @@ def test_best_weights_are_published_with_publish_best(place: Place, tmp_path: Pa
 def test_publishing_frees_disk_space_but_keeps_the_published_checkpoint(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a disk that they filled, a run of many hours ended at its last line."""
+    """On a disk full of checkpoints, a run of many hours failed while publishing."""
     work, made = tmp_path / "best", CheckpointManager.free_disk_space
     seen: list[tuple[int | None, bool]] = []
 

@@ -1,4 +1,4 @@
-"""How often a run is healed: three times of each kind, and then it ends with what is known."""
+"""Recovery limits: at most three events of each kind, then the run ends."""
 
 from pathlib import Path
 
@@ -31,7 +31,10 @@ def test_a_micro_batch_is_halved_three_times_and_no_more(place: Place) -> None:
 
 
 def test_simultaneous_out_of_memory_of_all_processes_counts_once(place: Place) -> None:
-    """The second to say so was told that it had been made smaller too often, and the run ended as one that cannot be run."""
+    """The second process to report it used to exceed the limit.
+
+    The run then ended with a configuration error.
+    """
     uri = CHECKPOINTS.format("at-once")
     recipe = place.recipe.changed({"batch_size": 16, "gradient_accumulation": 1})
     for step in (5, 6, 7):
@@ -67,9 +70,11 @@ def test_samples_are_skipped_three_times_and_then_a_divergence_ends_the_run(plac
 def test_diverged_run_does_not_roll_back_past_its_rewind_step(
     place: Place, tmp_path: Path, action: str, own: tuple[int, ...], diverged: int, back_to: int | None
 ) -> None:
-    """Killed after its first checkpoint, it left the weights that had diverged, or said that it began anew, and did not.
+    """This used to fail for a run killed after its first checkpoint.
 
-    Where it was sent to what is spoilt already, it would only come there again.
+    It kept the diverged weights, or reported a start from the beginning but did not start there.
+
+    A run whose rewind step has diverged already would only diverge again.
     """
     name = f"sent-{action}-{own}-{diverged}"
     uri, checkpoints = CHECKPOINTS.format(name), place.checkpoints(tmp_path / name)
@@ -91,7 +96,7 @@ def test_diverged_run_does_not_roll_back_past_its_rewind_step(
 
 
 def test_recovery_limits_are_counted_per_kind(place: Place) -> None:
-    """Three divergences leave a run its three smaller micro-batches."""
+    """Three divergences leave all three micro-batch reductions available."""
     uri = CHECKPOINTS.format("of-both-kinds")
     for step in (10, 20, 30):
         skipped = (4 * step, 4 * step + 8)

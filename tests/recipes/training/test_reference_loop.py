@@ -1,7 +1,9 @@
-"""A run's numbers against the loop written out, of one example after another: no packing, no accumulation, no trainer.
+"""A run compared with a hand-written loop over single examples.
 
-TRL 1.16 (SFTTrainer, padded and padding-free, and DPOTrainer) gives the same losses and norms of gradients for the rows and
-the weights of a run, to 3e-6 of each over six steps.
+The loop uses no packing, no accumulation and no trainer.
+
+TRL 1.16 (SFTTrainer, padded and padding-free, and DPOTrainer) gives the same losses and gradient norms for the rows
+and weights of a run, to a relative 3e-6 over six steps.
 """
 
 import math
@@ -33,11 +35,11 @@ CHANGED = FULL | {
     "sequence_length": 128,
 }
 WARMUP = 2
-"""Steps: 0.3 of 5, rounded up as transformers does."""
+"""Warm-up steps: 0.3 of 5, rounded up like transformers does."""
 
 
 def examples_of_steps(tiny: TinyTraining, recipe: Recipe) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
-    """Tokens and labels of each example of a step."""
+    """Yield, for each step, the tokens and labels of its examples."""
     cache = tiny.folder / "cache"
     rows = make_objective(recipe).rows(tiny.splits["train"], tiny.store, cache, AutoTokenizer.from_pretrained(tiny.model))
     order = SampleOrder(len(rows), recipe.seed).ids()

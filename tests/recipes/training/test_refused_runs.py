@@ -1,4 +1,4 @@
-"""What a base model or a machine cannot do is refused before anything is loaded."""
+"""Recipes that a base model or machine cannot run are refused before loading."""
 
 from pathlib import Path
 

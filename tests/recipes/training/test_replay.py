@@ -1,4 +1,4 @@
-"""Runs that repeat what is left of one that was healed: the same losses and weights, bit for bit, of the same samples."""
+"""Replay of a recovered run: same samples, losses and weights, bit for bit."""
 
 from pathlib import Path
 
@@ -13,9 +13,9 @@ from tests.recipes.training.training_workspace import Place, facts, stop_after, 
 
 @pytest.mark.slow
 def test_replay_repeats_smaller_micro_batches_from_their_step_on(place: Place, tmp_path: Path) -> None:
-    """Sums in other parts are other sums: only with those does the same come out, bit for bit.
+    """Micro-batches define the order of sums: only equal ones give bit-identical results.
 
-    No checkpoint is due there by the way.
+    No checkpoint is due at that step.
     """
     work = tmp_path / "first"
     with pytest.MonkeyPatch.context() as patched, pytest.raises(Preempted):
@@ -35,7 +35,7 @@ def test_replay_repeats_smaller_micro_batches_from_their_step_on(place: Place, t
     assert facts(repeated).losses == facts(first).losses
     assert weights(place, repeated) == weights(place, first)
     assert weights(place, place.train(tmp_path / "otherwise")) != weights(place, first)
-    # From the beginning on: nothing is trained with the micro-batch that did not fit.
+    # from the beginning: no step uses the micro-batch that did not fit
     early = incident.model_copy(update={"after": 0})
     assert facts(place.train(tmp_path / "early", repeats=[early])).incidents == (early,)
 
@@ -46,8 +46,10 @@ def test_replay_repeats_smaller_micro_batches_from_their_step_on(place: Place, t
 def test_replay_of_rollback_and_smaller_micro_batches_is_bit_identical(
     place: Place, tmp_path: Path, poisoned: list[int], consumed: list[list[int]], first: str
 ) -> None:
-    """Smaller parts after a way back begin later than the steps of that number did that were thrown away; smaller parts
-    before it begin where it led to.
+    """Covers both orders of the two recoveries.
+
+    After a rollback, smaller micro-batches start later than the discarded steps of the same numbers. Before a
+    rollback, they start at the step that it leads to.
     """
     work, changed = tmp_path / f"{first}-healed", {"divergence": {"action": "skip"}, "lora_dropout": 0.1}
     if first == "diverged":
@@ -83,7 +85,7 @@ def test_replay_of_rollback_and_smaller_micro_batches_is_bit_identical(
 def test_replay_of_a_diverged_run_ends_with_its_rolled_back_weights(
     place: Place, tmp_path: Path, poisoned: list[int], stopped: int | None, interval_steps: int
 ) -> None:
-    """When a checkpoint is saved depends on the clock and on signals too."""
+    """When a checkpoint is saved also depends on the clock and on signals."""
     work = tmp_path / f"ended-{stopped}"
     if stopped:
         with pytest.MonkeyPatch.context() as patched, pytest.raises(Preempted):

@@ -1,4 +1,4 @@
-"""Where a run stands as a process takes it up: what is refused before anything is loaded, and what it goes on with."""
+"""Preparing a run: what is refused before loading, and what it resumes with."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,7 +36,7 @@ FSDP = {"method": "full", "dtype": "float32", "distributed": {"strategy": "fsdp"
 
 
 class Several(ProcessGroup):
-    """A process of several that are in this one: what the leader shares is what it was told."""
+    """One of several processes, simulated in this one; `told` holds the leader's broadcasts."""
 
     def __init__(self, rank: int, size: int, local_size: int, told: Sequence[Any] = ()) -> None:
         super().__init__(rank, 1, rank % local_size, local_size)
@@ -50,7 +50,10 @@ class Several(ProcessGroup):
 
 
 def told_at_the_beginning(*incidents: RecoveryEvent) -> list[Any]:
-    """By the leader of a run without a checkpoint: what is in the store, where it goes on, and what it was healed of."""
+    """Return the broadcasts of a leader without a checkpoint, in order.
+
+    The recovery log, what is in the store, the resume point, and the recovery log again.
+    """
     return [RecoveryLog(entries=incidents), ([], {}, set()), Beginning(()), RecoveryLog(entries=incidents)]
 
 
@@ -68,7 +71,7 @@ def save(place: Place, work: Path, *steps: int, recipe: Recipe | None = None) ->
 
 @pytest.fixture
 def joined(monkeypatch: pytest.MonkeyPatch) -> list[ProcessGroup]:
-    """The group that a program joins: the last of these."""
+    """Return the groups that a program may join: it joins the last one."""
     groups = [ProcessGroup()]
     monkeypatch.setattr(taken_up, "join_process_group", lambda distributed: groups[-1])
     return groups
@@ -124,7 +127,7 @@ def test_fallback_to_cpu_is_logged_only_by_the_leader(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A machine whose driver fails would train for days, and nothing say why it takes them."""
+    """With a broken driver, training would take days without any explanation."""
     told = "the recipe asks for 1 GPU, and PyTorch finds none here: training on the processor"
     monkeypatch.setattr(run_setup.torch.cuda, "is_available", lambda: False)
     took_up(place, tmp_path / "course-no-gpu", hardware={"gpus": 1})
@@ -204,7 +207,7 @@ def test_replay_applies_recovery_events_from_their_steps_on(place: Place, tmp_pa
 
 
 def test_repeated_steps_follow_own_divergences_and_rewinds_only(place: Place, tmp_path: Path) -> None:
-    """What it repeats it has not done otherwise before: its metrics are of the first time."""
+    """Replayed events repeat no steps of this run: its metrics are new."""
     work = tmp_path / "course-anew"
     add_recovery_event(place.store, CHECKPOINTS.format(work.name), LEFT_OUT)
     course = replace(took_up(place, work), sent_back=(Rewind(step=2, done=6, at=9), Rewind(step=1, done=3), Rewind(step=1)))

@@ -1,4 +1,4 @@
-"""A run that starts from another run's weights has exactly those, and none of another shape."""
+"""A run started from another run's weights has exactly these; other shapes are refused."""
 
 import hashlib
 from collections.abc import Mapping
@@ -16,11 +16,11 @@ from recipes.training.model import copy_weights
 from tests.recipes.tiny_training import FULL, LORA, TinyTraining
 
 STILL = 1e-30
-"""A learning rate at which a step is too small to move a number: what a run ends with is what it started from."""
+"""Learning rate too small to change a weight: the final weights equal the initial ones."""
 
 
 class Population(TinyTraining):
-    """Runs that start from `start` where it is given."""
+    """Runs that start from the weights `start`, if set."""
 
     start: Artifact | None = None
 
@@ -34,7 +34,7 @@ class Population(TinyTraining):
         return next(artifacts[role] for role in ("adapter", "weights") if role in artifacts)
 
     def weights(self, trained: Artifact) -> dict[str, str]:
-        """Tensor -> SHA-256 of its bytes."""
+        """Return the SHA-256 of each tensor's bytes, by name."""
         (file,) = self.fetch(trained).glob("*model.safetensors")
         tensors = load_file(file)
         return {name: hashlib.sha256(tensors[name].numpy().tobytes()).hexdigest() for name in tensors}
@@ -82,11 +82,11 @@ def test_starting_weights_that_do_not_fit_are_refused(members: Population) -> No
 
 
 def test_incomplete_or_surplus_weights_are_refused_and_tied_weights_copied_once(tmp_path: Path) -> None:
-    """Else a part of the model would be that of the base, and nobody would know."""
+    """Otherwise a part of the model would silently be that of the base."""
     model: Any = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 2, bias=False))
     tied: Any = torch.nn.Sequential(*model)
     tied.append(tied[1])
-    first, second = torch.ones(2, 2), torch.full((4,), 2.0)  # DeepSpeed has one row of numbers
+    first, second = torch.ones(2, 2), torch.full((4,), 2.0)  # DeepSpeed stores weights flat
     file = tmp_path / "model.safetensors"
     for tensors in ({"0.weight": first}, {"0.weight": first, "1.weight": second, "9.weight": first.clone()}):
         save_file(tensors, file)

@@ -1,4 +1,4 @@
-"""A run that is asked to stop hears of it, whenever the signal comes, and waits for no more than a micro-batch."""
+"""A stop request is noticed at any time, and waits for one micro-batch at most."""
 
 import math
 import os
@@ -24,7 +24,7 @@ from tests.recipes.training.training_workspace import Place, facts
 
 
 class SignalledAsTheyTell(ProcessGroup):
-    """One process, which gets the signal just after it has told the others that it has none."""
+    """A single process that receives SIGTERM right after reporting that it has none."""
 
     def any(self, flag: bool) -> bool:
         told = super().any(flag)
@@ -54,7 +54,7 @@ def test_stop_signal_during_process_exchange_is_not_lost() -> None:
 
 
 def test_divergence_is_final_and_suppresses_a_due_checkpoint() -> None:
-    """A program that is killed before it is discarded would go on from it."""
+    """A program killed before the checkpoint is discarded would resume from it."""
     stop, arguments = StopOnDivergence(DivergencePolicy()), TrainingArguments(report_to=[])
     for step, loss in ((3, math.nan), (4, 1.0)):
         control = TrainerControl(should_save=True, should_evaluate=True)
@@ -75,7 +75,7 @@ def test_resumed_run_detects_divergence_like_an_uninterrupted_one() -> None:
 
 
 class MicroBatches:
-    """How many the model began in training; SIGTERM comes in that of number `stop_in`."""
+    """Counts training micro-batches; SIGTERM arrives in number `stop_in`."""
 
     def __init__(self) -> None:
         self.begun = 0
@@ -87,7 +87,7 @@ class MicroBatches:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def draw(self, module: torch.nn.Module, given: Any, output: Any) -> Any:
-        """From what dropout does not draw from."""
+        """Draw from the random sources that dropout does not use."""
         if module.training:
             output.loss = output.loss * (1 + random.random() / 10 + np.random.random() / 10)
         return output
@@ -112,7 +112,7 @@ def micro_batches(monkeypatch: pytest.MonkeyPatch) -> MicroBatches:
     ("saves", "accumulation", "stop_in", "kept", "saying"),
     [
         (True, 1, 3, [3, 2], "^checkpoint 3 holds everything$"),
-        (False, 1, 2, [2], "^checkpoint 2 holds everything$"),  # one that is due by then is saved
+        (False, 1, 2, [2], "^checkpoint 2 holds everything$"),  # a checkpoint that is due is saved anyway
         (False, 1, 3, [2], "^stopped after step 3: resumes from checkpoint 2$"),
         (False, 4, 15, [2], "^stopped after step 3: resumes from checkpoint 2$"),
     ],
@@ -144,14 +144,17 @@ STOPS = [
     (1, [], "^checkpoint 1 holds everything$"),
     (7, ["2"], "^checkpoint 2 holds everything$"),
 ]
-"""In which micro-batch of each start SIGTERM comes, what that start saves, and where it says that the run stands."""
+"""Per start: micro-batch of the SIGTERM, checkpoints saved, and the reported resume point."""
 
 
 @pytest.mark.slow
 def test_interrupted_step_is_repeated_bit_for_bit_on_resume(
     place: Place, tmp_path: Path, micro_batches: MicroBatches, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By a run that draws random numbers from every source, whose checkpoints are saved for the signal, and by then."""
+    """The run draws from every random source.
+
+    Some stops save a checkpoint, others resume from an earlier one.
+    """
     whole = place.train(tmp_path / "undisturbed-steps", **ACCUMULATING)
     assert micro_batches.begun == 12
     capsys.readouterr()

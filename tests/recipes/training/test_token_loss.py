@@ -1,4 +1,4 @@
-"""Losses that are computed in parts are those of the library, and take less memory."""
+"""Blockwise losses equal those of the libraries, and take less memory."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @pytest.fixture(params=[7, TOKENS, TOKENS + 1], ids=["with a rest", "in one part", "in less than one"])
 def rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Of a part."""
+    """Set and return the number of rows per block."""
     monkeypatch.setattr(module, "BLOCK_BYTES", 4 * WORDS * request.param + 3)
     return int(request.param)
 
@@ -83,7 +83,7 @@ def test_micro_batch_loss_equals_transformers(shifted: bool, items: torch.Tensor
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_token_loss_memory_is_the_gradient_plus_a_block(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library has three times the logits in float32 then."""
+    """PyTorch's loss holds three times the logits in float32."""
     monkeypatch.setattr(module, "BLOCK_BYTES", part := 4 * WORDS * 7)
     logits = torch.randn(600, WORDS).to(dtype).requires_grad_()
     targets = torch.randint(0, WORDS, (600,))
@@ -120,7 +120,7 @@ def test_model_with_a_custom_loss_keeps_it() -> None:
 
 
 def names_behind(tensor: torch.Tensor) -> str:
-    """Of the operations that it came from."""
+    """Return the names of the operations that produced the tensor."""
     open_, found = [tensor.grad_fn], []
     while open_:
         node = open_.pop()

@@ -1,4 +1,4 @@
-"""A step whose last micro-batch is smaller than the others: its loss and its updates are those of the rows together."""
+"""A step with a smaller last micro-batch has the loss and update of all rows."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ def test_smaller_micro_batch_is_weighted_by_its_rows(place: Place, tmp_path: Pat
 
 
 def logged(work: Path) -> dict[tuple[str, int], float]:
-    """Every number of every step, but for how long things took."""
+    """Return the logged metrics of every step, except timings."""
     points = pending_in(work / "checkpoints" / "3")
     return {(point["key"], point["step"]): point["value"] for point in points if "second" not in point["key"]}
 

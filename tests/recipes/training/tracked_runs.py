@@ -1,4 +1,4 @@
-"""Training as LocalCompute starts it, in processes of its own that log to a real server; what the log of such a run says."""
+"""Training processes started by LocalCompute, which log to a real tracking server."""
 
 import re
 import time
@@ -22,7 +22,7 @@ LONG = 240.0
 
 
 class Runs:
-    """Training runs by LocalCompute that log to a real server; a name that was used before goes on with that run."""
+    """Starts training runs with LocalCompute and a real server; a reused name resumes its run."""
 
     def __init__(self, place: Place, server: ServerProcess, folder: Path) -> None:
         self.place = place
@@ -57,7 +57,7 @@ class Runs:
             raise AssertionError("\n".join(lines)) from error
 
     def losses(self, name: str, key: str = "train/loss") -> list[tuple[int, float]]:
-        """As the server has them."""
+        """Return the metric history that the server has."""
         query = {"run_id": self.run_id(name), "metric_key": key}
         answer = httpx.get(f"{self.server.url}/api/2.0/mlflow/metrics/get-history", params=query).json()
         return [(point["step"], point["value"]) for point in answer["metrics"]]
@@ -72,18 +72,21 @@ def children(pid: int) -> list[int]:
 
 
 def step_of(line: str) -> int:
-    """The step of a line of progress, 0 of any other."""
+    """Return the step of a progress line, or 0 for any other line."""
     found = re.search(r" step (\d+)/\d+ loss ", line)
     return int(found[1]) if found else 0
 
 
 def steps_broken_off(said: str) -> int:
-    """How often a log says that a step was; it says so of evaluations too, which consume no row."""
+    """Count the steps that a log reports as aborted.
+
+    Aborted evaluations do not count: they consume no row.
+    """
     return len(re.findall(r" step \d+ aborted", said))
 
 
 def wait_for_step(compute: LocalCompute, job: Job, step: int, offset: int) -> int:
-    """Until the log beyond `offset` says that the step is done. Returns the offset to go on from."""
+    """Wait until the log past `offset` reports that step; return the new offset."""
     return wait_for_line(compute, job, lambda line: step_of(line) >= step, offset)
 
 
@@ -99,7 +102,7 @@ def wait_for_line(compute: LocalCompute, job: Job, awaited: Callable[[str], bool
 
 
 def install(name: str, source: str, folder: Path, monkeypatch: pytest.MonkeyPatch, group: str = OBJECTIVES_GROUP) -> None:
-    """As an objective: the class of that name in the source of a module."""
+    """Install the class of that name in a module's source as an objective."""
     (folder / f"{name}.py").write_text(source)
     info = folder / f"{name}-1.0.dist-info"
     info.mkdir()

@@ -1,4 +1,4 @@
-"""A tiny model, two splits and a store in a folder of their own, and the program train run on them in this process."""
+"""A tiny model, two splits and a store, on which training runs in this process."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -22,14 +22,14 @@ from tests.recipes.tiny_model import make_tiny_model
 
 CHECKPOINTS = "s3://hanzo-ml/checkpoints/{}"
 NOBODY = "http://127.0.0.1:9"
-"""A tracking server that is away: what is logged is found in the checkpoints."""
+"""An unreachable tracking server: metrics stay in the checkpoints."""
 
 
 class Place:
-    """`recipe` trains 8 steps of 4 of the 60 rows, one epoch not being over then.
+    """A workspace whose `recipe` trains 8 steps of 4 rows, less than an epoch.
 
     Args:
-        store: another one than a folder below `folder`.
+        store: used in place of a new store below `folder`.
     """
 
     def __init__(self, folder: Path, store: Store | None = None) -> None:
@@ -99,7 +99,7 @@ class Place:
         return result
 
     def run(self, job: Job, work: Path) -> Result | None:
-        """None of a process that is not the leader."""
+        """Run the job; return None for a process that is not the leader."""
         work.mkdir(parents=True, exist_ok=True)
         with pytest.MonkeyPatch.context() as patched:
             for grace in ("METRICS_GRACE_SECONDS", "STOPPED_GRACE_SECONDS"):
@@ -111,7 +111,7 @@ class Place:
 
 
 def saved(checkpoints: CheckpointManager, *steps: int, facts: dict[str, Any] | None = None) -> None:
-    """Checkpoints without anything that could be trained on."""
+    """Save checkpoints without anything to train on."""
     for step in steps:
         with checkpoints.save(step, facts) as folder:
             (folder / "weights").write_text(checkpoints.folder.name)
@@ -119,7 +119,7 @@ def saved(checkpoints: CheckpointManager, *steps: int, facts: dict[str, Any] | N
 
 
 def pending_in(checkpoint: Path) -> list[dict[str, Any]]:
-    """What it has of metrics: all, where there is no tracking server."""
+    """Return the pending metrics of a checkpoint: all of them, without a tracking server."""
     return [point.to_json() for point in read_pending_metrics(checkpoint)]
 
 
@@ -137,7 +137,7 @@ def weights(place: Place, result: Result) -> str:
 
 
 def stop_after(step: int) -> Any:
-    """As if SIGTERM had come."""
+    """Return an `on_step_end` that acts as if SIGTERM had arrived in that step."""
 
     def on_step_end(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == step:

@@ -1,4 +1,4 @@
-"""Checkpoints that are written while training is steps ahead of them."""
+"""Checkpoints written in the background while training continues."""
 
 import errno
 import threading
@@ -32,7 +32,7 @@ FULL = {"method": "full", "dtype": "float32", "learning_rate": 1e-3}
 
 
 def files_of(place: Place, work: Path) -> dict[int, dict[str, str]]:
-    """SHA-256 of what each checkpoint holds of the model, by step."""
+    """SHA-256 of each model file of each checkpoint, by step."""
     found = {}
     for step in place.checkpoints(work).local_steps():
         folder = work / "checkpoints" / str(step)
@@ -43,7 +43,7 @@ def files_of(place: Place, work: Path) -> dict[int, dict[str, str]]:
 
 
 class Held(Staging):
-    """Writes a checkpoint when training is about to make the next, or is over."""
+    """Delays each write until the next checkpoint is due or training ends."""
 
     def begin(self) -> Future[None]:
         self.may_write = threading.Event()
@@ -57,7 +57,7 @@ class Held(Staging):
         super().settle()
 
     def raise_if_failed(self) -> None:
-        """Nothing fails."""
+        """Skip the check: no write fails here."""
 
 
 @pytest.mark.parametrize("changed", [{}, {"method": "full", "dtype": "bfloat16"}], ids=str)
@@ -94,7 +94,11 @@ class Short(Sft):
 def test_checkpoint_is_saved_when_one_process_lacks_memory_for_copies(
     place: Place, started: Forks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
-    """It sent its part as the checkpoint began, and the others theirs when it was over: all of them waited two hours."""
+    """Every process must save synchronously when one of them has to.
+
+    Otherwise that process saves its part at once and the others save theirs at the end: a run deadlocked for two
+    hours.
+    """
     install("short", SHORT, tmp_path, monkeypatch)
     policy = {"interval": "1h", "interval_steps": 2, "keep_last": 9}
     settings = {**FULL, "batch_size": 2, "objective": "short", "max_steps": 4, "eval_steps": None, "checkpoint": policy}
@@ -121,7 +125,7 @@ def test_memory_check_counts_the_saving_processes_of_the_machine(
     settings: dict[str, Any],
     processes: int,
 ) -> None:
-    """Of two beside each other, each finds free what there is for both."""
+    """Each of two processes on one machine sees the free memory that both share."""
     asked = []
 
     class Asked(Staging):
@@ -136,7 +140,7 @@ def test_memory_check_counts_the_saving_processes_of_the_machine(
 
 
 class Failed(Staging):
-    """Has failed before the next step."""
+    """Fails the write before the next step."""
 
     def begin(self) -> Future[None]:
         begun = super().begin()
@@ -147,7 +151,7 @@ class Failed(Staging):
 def test_failed_write_ends_the_run_at_the_next_step_without_a_checkpoint(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The next checkpoint may be an hour away."""
+    """The failure is not deferred to the next checkpoint, which may be an hour away."""
 
     def full(file: Path, *given: Any) -> None:
         if file.name == "optimizer.safetensors":
@@ -167,7 +171,10 @@ def test_failed_write_ends_the_run_at_the_next_step_without_a_checkpoint(
 def test_failed_commit_ends_the_run_at_the_next_step(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """All is written, and the disk is full as the manifest is: it was noticed at the next checkpoint."""
+    """The disk fills up while the manifest is written, after all other files.
+
+    This used to be noticed only at the next checkpoint.
+    """
 
     def full(*given: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -194,7 +201,11 @@ def test_failed_commit_ends_the_run_at_the_next_step(
 def test_part_upload_is_deferred_while_the_previous_one_is_running(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two nodes, this is the first; the other may upload faster. Each uploaded what was its newest as it came to it."""
+    """A node defers newer parts while its upload is running.
+
+    The process under test is the first of two nodes, and the other may upload faster. When each node uploaded
+    the part that was newest at that time, the parts in the store did not match.
+    """
     monkeypatch.setattr(ProcessGroup, "nodes", 2)
     put_files = Store.put_files
 

@@ -1,4 +1,4 @@
-"""Machines that were killed while their parts travelled go on from the newest checkpoint that there is of all of them."""
+"""Machines killed during part uploads resume from the newest checkpoint that can be assembled."""
 
 import shutil
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ def machines(tmp_path: Path) -> list[CheckpointManager]:
 
 
 def go_on(machines: Sequence[CheckpointManager], *sent_back: int) -> list[dict[str, str] | None]:
-    """The rows that each machine goes on from."""
+    """Resume both machines; return the checkpoint rows that each machine loads."""
     told, barrier = [None, None], Barrier(2)
 
     def one(rank: int) -> dict[str, str] | None:
@@ -52,7 +52,7 @@ def go_on(machines: Sequence[CheckpointManager], *sent_back: int) -> list[dict[s
 
     with ThreadPoolExecutor(2) as nodes:
         ended = [nodes.submit(one, rank) for rank in range(2)]
-    for node in ended:  # the other saw no more than that this one had gone
+    for node in ended:  # the other node only sees a broken barrier
         if isinstance(error := node.exception(), Restart):
             raise error
     return [node.result() for node in ended]
@@ -79,7 +79,7 @@ def test_resume_uses_uploaded_part_of_a_lost_machine(machines: list[CheckpointMa
 
 
 def put_record_back(store: Store) -> None:
-    """Of the second part, as it was before the whole was made."""
+    """Restore the record of the second part, as it was before assembly."""
     second = CheckpointManager(Path(store.local_path(URI) or "").parent / "scratch", store, URI, 3)
     write(second, 6, CheckpointPart(number=2, of=2, save="save-6"))
     second.wait()
@@ -95,7 +95,11 @@ def test_resume_completes_a_checkpoint_whose_parts_all_arrived(machines: list[Ch
 def test_partially_deleted_checkpoint_is_not_reassembled(
     machines: list[CheckpointManager], monkeypatch: pytest.MonkeyPatch, removed: int
 ) -> None:
-    """A kill had left what told of its parts beside it, by which its manifest came back: of weights that had diverged."""
+    """Interrupt the deletion of a checkpoint after `removed` objects.
+
+    A kill used to leave the part records behind, from which the manifest of a diverged checkpoint was assembled
+    again.
+    """
     save_without_saying_so(machines, 6)
     store = machines[0].store
     with monkeypatch.context() as killed:
@@ -118,7 +122,7 @@ def test_partially_deleted_checkpoint_is_not_reassembled(
 def test_machines_fetch_only_after_assembly_is_complete(
     machines: list[CheckpointManager], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It fetched the one before, too: of a large model, for minutes."""
+    """Fetching earlier also fetched the previous checkpoint, which takes minutes for a large model."""
     save(machines, 4)
     save_without_saying_so(machines, 6)
     looked = Event()
@@ -149,7 +153,7 @@ def test_resume_falls_back_when_one_part_was_not_finished(machines: list[Checkpo
 
 
 def test_orphaned_newer_parts_are_discarded_on_resume(machines: list[CheckpointManager]) -> None:
-    """It is of weights that are no more, and would take a newer one's place among those that are kept."""
+    """Their weights were lost, and they would count against `keep_last` in place of newer checkpoints."""
     save(machines, 4)
     for step in (10, 12, 14):
         write(machines[1], step, CheckpointPart(number=2, of=2, save="lost"))
@@ -179,7 +183,7 @@ def test_resume_survives_swapped_node_ranks(machines: list[CheckpointManager]) -
 def test_corrupt_local_part_falls_back_to_previous_checkpoint(
     machines: list[CheckpointManager], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither of the two had arrived."""
+    """Neither part was in the store."""
     save(machines, 4)
     save(machines, 6)
     forget(machines[0].store, f"{URI}/4", f"{URI}/6")
@@ -189,7 +193,10 @@ def test_corrupt_local_part_falls_back_to_previous_checkpoint(
 
 
 def test_checkpoint_corrupt_in_the_store_is_uploaded_again(machines: list[CheckpointManager]) -> None:
-    """Both had their parts of it, and went on from the one before. One deletes what it finds; the other may see that."""
+    """Both machines have their parts, but used to fall back to the previous checkpoint.
+
+    One machine deletes the corrupt upload; the other may notice the deletion.
+    """
     save(machines, 4)
     save(machines, 6)
     machines[0].store.put_bytes(f"{URI}/6/rows-2", b"spoiled")
@@ -203,7 +210,7 @@ def test_corrupt_upload_with_lost_part_falls_back_to_previous_checkpoint(machine
     save(machines, 6)
     machines[0].store.put_bytes(f"{URI}/6/rows-2", b"spoiled")
     shutil.rmtree(machines[1].folder)
-    with suppress(Restart):  # where the one that lost its part sees it first, both fall back at once
+    with suppress(Restart):  # if the machine that lost its part notices first, both fall back immediately
         go_on(machines)
     assert go_on(machines) == [of(4)] * 2
 
@@ -235,7 +242,7 @@ def test_one_machine_resumes_from_the_parts_of_two(machines: list[CheckpointMana
 
 
 def test_requested_step_is_uploaded_and_resumed_from(machines: list[CheckpointManager]) -> None:
-    """It is here on both, and was left out as uploads were slow."""
+    """Both machines have the checkpoint; its upload was skipped because uploads were slow."""
     for step in (4, 6, 8):
         save(machines, step)
     forget(machines[0].store, f"{URI}/6")
@@ -243,7 +250,7 @@ def test_requested_step_is_uploaded_and_resumed_from(machines: list[CheckpointMa
 
 
 def test_incomplete_checkpoint_is_not_selected_as_best(machines: list[CheckpointManager]) -> None:
-    """The run did not come to its end for it: the other part was on a machine that was replaced before it had arrived."""
+    """The other part was on a machine replaced before its upload; the run never ended."""
     save(machines, 4, loss=1.0)
     save(machines, 6, loss=2.0)
     forget(machines[0].store, f"{URI}/4")
@@ -256,8 +263,9 @@ def test_incomplete_checkpoint_is_not_selected_as_best(machines: list[Checkpoint
 
 
 def test_new_machine_does_not_wait_for_its_own_local_best(machines: list[CheckpointManager]) -> None:
-    """The other had a better one still, and as uploads were slow left this one out. At its end the run began again for it,
-    and again.
+    """A replaced machine used to restart endlessly at the end of the run.
+
+    The other machine has a better checkpoint, so the upload of this one was skipped.
     """
     save(machines, 4, loss=1.0)
     save(machines, 6, loss=4.0)
@@ -274,7 +282,7 @@ def test_new_machine_does_not_wait_for_its_own_local_best(machines: list[Checkpo
 
 
 def test_local_best_of_a_new_machine_is_not_uploaded_when_store_has_a_better_one(machines: list[CheckpointManager]) -> None:
-    """The store has a better one. Of a large model, a part takes minutes."""
+    """A part of a large model takes minutes to upload."""
     save(machines, 4, loss=1.0)
     save(machines, 6, loss=4.0)
     shutil.rmtree(machines[0].folder)
@@ -289,7 +297,10 @@ def test_local_best_of_a_new_machine_is_not_uploaded_when_store_has_a_better_one
 
 
 def test_best_checkpoint_before_the_rewind_step_is_uploaded(machines: list[CheckpointManager]) -> None:
-    """A better one came after it, and uploads were slow: no store had it, and another was published."""
+    """A better checkpoint follows the rewind step, and uploads were slow.
+
+    The best one before it was therefore in no store, and another one was published.
+    """
     save(machines, 4, loss=1.0)
     save(machines, 6, loss=2.0)
     save(machines, 8, loss=0.5)
@@ -300,7 +311,10 @@ def test_best_checkpoint_before_the_rewind_step_is_uploaded(machines: list[Check
 
 
 def test_diverged_run_rolls_back_to_parts_not_yet_uploaded(machines: list[CheckpointManager]) -> None:
-    """Uploads were slow and left it out: it went back further than one machine would have."""
+    """Uploads were slow and skipped checkpoint 6.
+
+    Without its parts, two machines rolled back further than a single one.
+    """
     save(machines, 4)
     save(machines, 6)
     forget(machines[0].store, f"{URI}/6")
@@ -315,7 +329,7 @@ def test_diverged_run_rolls_back_to_parts_not_yet_uploaded(machines: list[Checkp
 
 
 def test_rollback_survives_swapped_node_ranks(machines: list[CheckpointManager]) -> None:
-    """The second had fetched a checkpoint that proved to be spoilt, and leads from here on."""
+    """The second node fetched a checkpoint that turned out corrupt, and is first afterwards."""
     for step in (4, 6, 8):
         save(machines, step)
     for machine in machines:
@@ -331,7 +345,7 @@ def test_rollback_survives_swapped_node_ranks(machines: list[CheckpointManager])
 def test_uploaded_parts_of_lost_checkpoints_are_deleted_in_all_branches(
     machines: list[CheckpointManager], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Only the newest way had its halves deleted, and those of the others stayed in the store for ever."""
+    """Only those of the newest branch were deleted; the others stayed in the store forever."""
     store = machines[0].store
     save(machines, 4)
     save(machines, 6)
@@ -364,7 +378,7 @@ def test_failed_deletion_of_lost_parts_does_not_end_the_run(
 
 
 def test_partial_upload_of_a_locally_complete_checkpoint_is_kept(machines: list[CheckpointManager]) -> None:
-    """It goes on arriving: what of it is there is not sent once more."""
+    """The upload continues, and objects already in the store are not sent again."""
     store, (first, _) = machines[0].store, machines
     for step in (4, 6):
         with first.save(step) as folder:
@@ -402,7 +416,10 @@ def on_s3(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list
 
 
 def test_part_upload_is_retried_after_one_refusal(on_s3: list[CheckpointManager], s3: S3Server) -> None:
-    """As it is in the background: that start ended with it, and with it those of all other machines."""
+    """Retries are the same as for background uploads.
+
+    Without them one refusal ended this start, and with it the start of every other machine.
+    """
     save(on_s3, 6)
     forget(on_s3[0].store, f"{URI}/6")
     s3.refusing = 1
@@ -420,7 +437,7 @@ def test_manifest_upload_is_retried_after_one_refusal(on_s3: list[CheckpointMana
 def test_persistent_store_refusal_ends_the_start_with_advice(
     on_s3: list[CheckpointManager], s3: S3Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And is still here."""
+    """The checkpoint is kept on this machine."""
     alone = on_s3[:1]
     save(alone, 6)
     forget(alone[0].store, f"{URI}/6")

@@ -1,4 +1,4 @@
-"""What a checkpoint is said to take is what one takes."""
+"""The estimated checkpoint size matches the actual size."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from tests.recipes.training.forked_processes import Forks
 from tests.recipes.training.training_workspace import Place
 
 SMALL = 4096
-"""Bytes of the headers of a file for each of its tensors, and more."""
+"""Upper bound of the header bytes per tensor of a file."""
 OF_THE_MODEL = ("model", "adapter_model", "optimizer")
 
 

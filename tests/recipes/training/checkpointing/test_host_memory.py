@@ -1,4 +1,7 @@
-"""Memory that copies may take: the least of what the machine has free and what each group of the process may still use."""
+"""Host memory available for staging copies.
+
+It is the least of the machine's free memory and the remaining limit of each cgroup of the process.
+"""
 
 from pathlib import Path
 
@@ -11,7 +14,7 @@ MACHINE = 8000 * 1024
 
 
 def limited(folder: Path, limit: str, version: int) -> Path:
-    """A cgroup that uses 5,000,000 bytes, of which 2,000,000 are files."""
+    """Create a cgroup that uses 5,000,000 bytes, of which 2,000,000 are page cache."""
     if version == 1:
         names, prefix, place = ("memory.limit_in_bytes", "memory.usage_in_bytes"), "total_", folder / "memory"
     else:

@@ -1,4 +1,4 @@
-"""A program that was killed has requests on their way still, which arrive after the run has gone on without it."""
+"""Metric requests of a killed process that arrive after the run has resumed."""
 
 import shutil
 from pathlib import Path
@@ -8,7 +8,10 @@ from tests.recipes.training.training_workspace import CHECKPOINTS, Place, facts
 
 
 def test_late_metric_request_does_not_corrupt_checkpoint_of_the_same_step(place: Place, tmp_path: Path) -> None:
-    """Its points had other times: the run's newest checkpoint was broken in the store, and a new machine fell back."""
+    """The late points carry other timestamps.
+
+    They corrupted the run's newest checkpoint in the store, and a new machine fell back to an older one.
+    """
     work, killed = tmp_path / "late-request", tmp_path / "of-the-killed"
     uri = CHECKPOINTS.format(work.name)
     expected = facts(place.train(work, max_steps=4))

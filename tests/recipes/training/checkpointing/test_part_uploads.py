@@ -1,4 +1,4 @@
-"""Parts are brought by whom they lie with, once, and none is given up that others have the rest of."""
+"""Each machine uploads its own parts once, and keeps parts that can still be completed."""
 
 import shutil
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ def machines(tmp_path: Path) -> list[CheckpointManager]:
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Who has uploaded which step."""
+    """Machine and step of each upload."""
     told: list[str] = []
     send = RemoteCheckpoints.send
 
@@ -50,7 +50,7 @@ def brought(machines: Sequence[CheckpointManager]) -> None:
 
 
 def test_first_machine_completes_only_the_newest_and_best_checkpoint(machines: list[CheckpointManager]) -> None:
-    """The newest and the best; of another all parts are there too, and nobody needs it."""
+    """A third checkpoint has all its parts as well, but is neither newest nor best."""
     for step, loss in ((2, 1.0), (4, 2.0), (6, 3.0)):
         save_without_saying_so(machines, step, loss)
     assemble_checkpoints(machines[0], ProcessGroup())
@@ -71,7 +71,7 @@ def test_one_process_per_machine_uploads_and_one_of_all_lists_the_store(
     machines: list[CheckpointManager], sent: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Another(ProcessGroup):
-        """The second process of its machine; what it agrees on, the first has told it."""
+        """The second process of its machine, which agrees with the first one."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -95,7 +95,7 @@ def test_one_process_per_machine_uploads_and_one_of_all_lists_the_store(
 def test_local_part_of_a_complete_upload_is_kept(
     machines: list[CheckpointManager], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its machine would fetch it again; the other is a new one."""
+    """Otherwise its machine would fetch it again. The other machine is new."""
     save(machines, 6)
     shutil.rmtree(machines[1].folder)
     brought(machines)
@@ -105,7 +105,7 @@ def test_local_part_of_a_complete_upload_is_kept(
 def test_local_parts_of_unneeded_complete_checkpoints_are_kept(
     machines: list[CheckpointManager], sent: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is newer may turn out to be broken. The best is in the store."""
+    """A newer checkpoint may turn out corrupt. The best one is in the store."""
     for step, loss in ((2, 1.0), (4, 2.0), (6, 3.0)):
         save(machines, step, loss=loss)
     forget(machines[0].store, f"{URI}/4", f"{URI}/6")
@@ -140,7 +140,10 @@ def test_choice_between_two_saves_is_independent_of_part_order() -> None:
 
 @pytest.mark.parametrize("way", [".", "from-4"])
 def test_unrenamed_complete_part_is_uploaded(machines: list[CheckpointManager], way: str) -> None:
-    """Its process was killed between the two. A copy that somebody has made is none, here and in the store."""
+    """The process was killed between writing the manifest and the rename.
+
+    A manual copy is not taken for a checkpoint, neither locally nor in the store.
+    """
     ways = machines if way == "." else [checkpoints.branch(way, 4) for checkpoints in machines]
     save(ways, 6)
     forget(machines[0].store, f"{ways[0].uri}/6")

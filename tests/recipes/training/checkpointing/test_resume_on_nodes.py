@@ -1,4 +1,7 @@
-"""Two machines that share a store go on from one checkpoint, along one way, whatever each has in its folder."""
+"""Machines that share a store resume from the same checkpoint and branch.
+
+Their local folders may differ.
+"""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +37,7 @@ def save(checkpoints: CheckpointManager, *steps: int, **facts: float) -> None:
 def together(
     machines: Sequence[CheckpointManager], resume_from: Literal["latest", "best"] | int = "latest", *sent_back: int
 ) -> list[tuple[str, str | None]]:
-    """The URI of each machine's way, and the weights that it goes on from."""
+    """Return the branch URI of each machine and the weights that it resumes from."""
     told, barrier = [None, None], Barrier(2)
 
     def one(rank: int) -> tuple[str, str | None]:
@@ -68,7 +71,7 @@ def test_nodes_resume_from_the_newest_local_checkpoint_of_the_first_node(machine
 
 
 def test_newer_local_checkpoint_of_another_node_is_ignored(machines: list[CheckpointManager]) -> None:
-    """The first was replaced, and what it had discarded lies on the other."""
+    """The first node was replaced; the other one still has checkpoints that were discarded."""
     save(machines[1], 2, 4)
     machines[1].store.delete(f"{URI}/4")
     assert together(machines) == [(URI, f"2 of {URI}")] * 2

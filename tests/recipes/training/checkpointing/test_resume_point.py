@@ -1,4 +1,7 @@
-"""Where a run goes on: the best checkpoint outlives the last few, and going back to one loses none."""
+"""The checkpoint a run resumes from.
+
+The best checkpoint outlives the last few, and a rewind loses none.
+"""
 
 import shutil
 from pathlib import Path
@@ -35,7 +38,7 @@ def losses(result: object) -> dict[int, float | None]:
 
 @pytest.mark.slow
 def test_best_checkpoint_is_retained_and_run_can_resume_from_it(place: Place, tmp_path: Path) -> None:
-    """It learns nothing that float32 could show: of equal losses the first is the best."""
+    """The learning rate changes no float32 weight; of equal losses the first is best."""
     work = tmp_path / "back"
     policy = {"interval": "1h", "interval_steps": 1, "keep_last": 2}
     first = place.train(work, eval_steps=5, learning_rate=1e-15, checkpoint=policy)
@@ -54,7 +57,7 @@ def test_best_checkpoint_is_retained_and_run_can_resume_from_it(place: Place, tm
 
     with pytest.raises(BadConfiguration, match=r"there is no valid checkpoint 4. There are: 5, 7, 8"):
         place.train(work, eval_steps=5, learning_rate=1e-15, checkpoint={**policy, "resume_from": 4})
-    # Killed on the new way, the run goes on there.
+    # after a kill on the new branch, the run resumes there
     way.discard_from(8)
     after = place.train(work, eval_steps=5, learning_rate=1e-15, checkpoint={**policy, "resume_from": "best"})
     assert TrainingFacts.model_validate(after.facts).resumed_from == 7
@@ -96,7 +99,7 @@ def test_checkpoint_of_another_recipe_is_refused_before_loading(
 
 
 def test_adapter_is_loaded_through_host_memory(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nobody says where to, the library reads it onto the first GPU: from every process of a machine."""
+    """Without an explicit device the library loads it onto the first GPU, in every process."""
     work = tmp_path / "host"
     whole = place.train(work, max_steps=4)
     place.checkpoints(work).discard_from(4)
@@ -107,7 +110,7 @@ def test_adapter_is_loaded_through_host_memory(place: Place, tmp_path: Path, mon
 
 
 def test_rewound_run_resumes_from_its_rewind_step_and_keeps_used_checkpoints(place: Place, tmp_path: Path) -> None:
-    """8 steps, back to 4, and back to 4 once more: each way has its own checkpoints, and ends as the first one did."""
+    """Rewind to step 4 twice: each branch has its own checkpoints and ends identically."""
     work = tmp_path / "sent-back"
     first = place.train(work)
     checkpoints = place.checkpoints(work)
@@ -137,7 +140,7 @@ def test_rewound_run_resumes_from_its_rewind_step_and_keeps_used_checkpoints(pla
         unsent = read_unsent_metrics(place.store, result_folder(job))
         left = [(point.step, point.anew) for point in unsent if point.key == "train/loss"]
         assert left == [(step, step > 4) for step in range(1, 9)], "what it did anew is told beside the first time's"
-        # Killed on its way it goes on there, and does not go back once more.
+        # after a kill on a branch the run resumes there and does not rewind again
         way.discard_from(8)
         assert facts(train()).resumed_from == 6
         sent += sent[:1]
@@ -155,7 +158,10 @@ def test_rewound_run_resumes_from_its_rewind_step_and_keeps_used_checkpoints(pla
 def test_best_of_a_rewound_run_is_chosen_from_checkpoints_on_its_path(
     place: Place, tmp_path: Path, resume_from: Literal["latest", "best"] | int, sent: list[int], start: int
 ) -> None:
-    """The best of all may be one of those; what it did before it went back, behind where that led to, is none of them."""
+    """The best one may precede the rewind step.
+
+    Checkpoints that the run made after that step, before it rewound, do not count.
+    """
     checkpoints = place.checkpoints(tmp_path / f"come-by-{resume_from}-{sent}")
     for step, loss in ((2, 2.0), (4, 0.5), (6, 1.0)):
         saved(checkpoints, step, facts={VALIDATION_LOSS_KEY: loss})
@@ -167,7 +173,10 @@ def test_best_of_a_rewound_run_is_chosen_from_checkpoints_on_its_path(
 
 
 def test_rewind_uses_the_latest_branch_with_that_step(place: Place, tmp_path: Path) -> None:
-    """It went back to 2, came to 4 once more, and on to 6: those are its own, and not what it went back from."""
+    """After a rewind to 2 the branch has its own steps 4 and 6.
+
+    They take precedence over those of the original branch.
+    """
     checkpoints = place.checkpoints(tmp_path / "went-back-again")
     saved(checkpoints, 2, 4)
     saved(checkpoints.branch("from-2"), 4, 6)
@@ -192,7 +201,7 @@ def test_older_checkpoint_without_recipe_facts_is_checked_by_samples_seen(place:
 
 
 class Paged(torch.optim.SGD):
-    """As those of bitsandbytes: only large moments get a page."""
+    """Like the optimizers of bitsandbytes: only large moments are paged."""
 
     is_paged = True
     optimizer: torch.optim.Optimizer
@@ -237,7 +246,7 @@ def test_metrics_of_rewound_steps_are_logged_again() -> None:
 
 
 class ForgetfulStore(Store):
-    """A store that does not list anything the first few times, as one does whose index is being rebuilt."""
+    """A store whose first listings are empty, as while its index is rebuilt."""
 
     forgets = 0
 

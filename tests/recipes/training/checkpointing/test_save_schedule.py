@@ -1,4 +1,4 @@
-"""When a checkpoint is due: by the clock or by steps, at the end, and whenever the model is better than it ever was."""
+"""When a checkpoint is due: by time, by steps, at the end, when best."""
 
 import math
 
@@ -14,7 +14,7 @@ MINUTE = 60.0
 
 
 def saved(seconds_of_step: float, steps: int, policy: CheckpointPolicy) -> list[int]:
-    """The steps after which a run saves whose steps all take so long."""
+    """Return the steps after which a run saves whose steps all take this long."""
     now = 1e6
     due = SaveOnSchedule(policy, ProcessGroup(), clock=lambda: now)
     found = []
@@ -28,7 +28,10 @@ def saved(seconds_of_step: float, steps: int, policy: CheckpointPolicy) -> list[
 
 @pytest.mark.requirement("Z15")
 def test_slow_steps_save_by_time_interval() -> None:
-    """Counted from the last checkpoint, whatever it was for: with steps of 25 minutes, an hour is over after three."""
+    """Time counts from the last checkpoint of any kind.
+
+    With steps of 25 minutes, an hour has passed after three.
+    """
     policy = CheckpointPolicy(interval="1h", interval_steps=1000)
     assert saved(25 * MINUTE, 8, policy) == [3, 6, 8]
     assert saved(20 * MINUTE, 6, policy) == [3, 6]
@@ -49,12 +52,12 @@ def test_checkpoint_by_step_interval_resets_the_time_interval() -> None:
     ("losses", "best"),
     [
         ([2.0, 1.5, 1.7, 1.4], [1, 2, 4]),
-        ([1.0, 1.0, 2.0], [1]),  # of equal ones the first is the best
-        ([math.nan, 2.0, math.nan, -math.inf, 1.0], [2, 5]),  # what is no number is never the best, nor better than one
+        ([1.0, 1.0, 2.0], [1]),  # of equal losses the first is the best
+        ([math.nan, 2.0, math.nan, -math.inf, 1.0], [2, 5]),  # a non-finite loss is never the best
     ],
 )
 def test_every_new_best_step_is_saved(losses: list[float], best: list[int]) -> None:
-    """By no clock, and between the steps that are saved anyway."""
+    """Independent of the time interval, and in addition to scheduled saves."""
     saving, state = SaveBestCheckpoint(), TrainerState()
     found = []
     for step, loss in enumerate(losses, 1):

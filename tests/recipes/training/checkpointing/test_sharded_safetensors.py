@@ -1,4 +1,7 @@
-"""Any number of processes reads the rows that others wrote; that a model trains on from them is in `test_two_processes`."""
+"""Any number of processes reads row shards that others wrote.
+
+`test_two_processes` covers training on from them.
+"""
 
 import os
 import re
@@ -103,7 +106,7 @@ def test_shards_are_read_by_any_number_of_processes(total: int, writers: int, re
 
 
 def test_rows_are_ordered_by_file_metadata(tmp_path: Path) -> None:
-    """Where weights are cut twice, the second process has no rows that follow those of the first."""
+    """With weights sharded along two dimensions, the second process does not hold the next rows."""
     whole = torch.arange(8.0).view(4, 2)
     for process, first in enumerate((0, 2, 1, 3)):
         group = ProcessGroup(process, size=1, local_rank=process)
@@ -135,7 +138,10 @@ def test_shard_rows_equal_torch_chunks() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("nodes", "on_each"), [(1, 2), (2, 1), pytest.param(2, 2, marks=pytest.mark.long)])
 def test_saving_takes_no_more_memory_than_a_buffer(tmp_path: Path, nodes: int, on_each: int) -> None:
-    """200 MB of weights and 400 MB of moments over some processes; those of two nodes share no folder."""
+    """200 MB of weights and 400 MB of moments are sharded.
+
+    Processes of two nodes share no folder.
+    """
     (tmp_path / "saving.py").write_text(SAVING)
     port = free_port()
     launched = []

@@ -1,4 +1,4 @@
-"""Copies of what a checkpoint is made of: those of their step, whatever training does meanwhile, and one memory for all."""
+"""Staged copies of checkpoint state: a snapshot of its step, in one reused allocation."""
 
 import threading
 from collections.abc import Callable
@@ -57,7 +57,7 @@ def test_staging_reuses_the_memory_of_the_previous_checkpoint() -> None:
 
 
 def test_staged_copy_preserves_shared_memory() -> None:
-    """The library writes a tied weight once: by that it tells one."""
+    """Safetensors detects tied weights by their shared memory, and writes them once."""
     embedding, found = torch.ones(4, 2), []
     staging = Staging()
     staging.stage({"embed": embedding, "head": embedding.view(4, 2), "first": embedding[:2]}, kept(found))
@@ -69,7 +69,7 @@ def test_staged_copy_preserves_shared_memory() -> None:
 
 @pytest.mark.parametrize(("processes", "free", "at_once"), [(1, 24, False), (1, 23, True), (2, 47, True), (2, 48, False)])
 def test_staging_writes_synchronously_without_memory_for_copies(processes: int, free: int, at_once: bool) -> None:
-    """12 bytes in each process. What was given before is written before."""
+    """Each process needs 12 bytes. Earlier actions run before the write."""
     weight, order, may_write = torch.ones(3), [], threading.Event()
 
     def write(state: Any) -> None:
@@ -87,7 +87,7 @@ def test_staging_writes_synchronously_without_memory_for_copies(processes: int, 
 
 
 def test_staging_is_synchronous_when_any_process_lacks_memory() -> None:
-    """And says at once what fails: the others wait for this one, and would for hours."""
+    """A failed write is raised immediately: the other processes would wait for hours."""
     told, written = [], []
 
     def in_any(lacks_room: bool) -> bool:
@@ -121,7 +121,10 @@ def test_free_memory_is_checked_for_each_checkpoint() -> None:
     "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory"), torch.OutOfMemoryError("pinned")]
 )
 def test_staging_writes_synchronously_after_an_allocation_error(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    """It was taken for a step that does not fit: the run was started again with a smaller micro-batch."""
+    """The error used to count as out of memory of a training step.
+
+    The run was restarted with a smaller micro-batch.
+    """
 
     def refuse(*given: Any, **named: Any) -> None:
         raise error
@@ -140,7 +143,7 @@ def test_staging_writes_synchronously_after_an_allocation_error(monkeypatch: pyt
 
 
 def test_staging_keeps_allocated_memory_without_checking_again() -> None:
-    """Also where one state of a checkpoint found room, and another did not."""
+    """Also if memory sufficed for one state of a checkpoint and not for another."""
     free, found = iter([1000, 0, 0]), []
     staging = Staging(free=lambda: next(free))
     for _ in range(2):

@@ -1,4 +1,7 @@
-"""Training state in safetensors and JSON: read back bit for bit, without a pickle, and beside those of earlier releases."""
+"""Training state in safetensors and JSON.
+
+It is restored bit for bit without a pickle; files of earlier releases are still read.
+"""
 
 import io
 import math
@@ -33,7 +36,7 @@ SHORT = {"max_steps": 2, "eval_steps": None}
 
 
 def assert_same(found: Any, expected: Any) -> None:
-    """Equal in type and in every bit: NaNs and signs of zeros count."""
+    """Assert equality of type and of every bit, including NaNs and signs of zeros."""
     assert type(found) is type(expected)
     if isinstance(expected, torch.Tensor):
         assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
@@ -72,7 +75,7 @@ STATES: dict[str, Any] = {
 def test_state_is_read_back_bit_for_bit(kind: str, tmp_path: Path) -> None:
     write_state(STATES[kind], tmp_path / "state.safetensors")
     assert_same(read_state(tmp_path / "state.safetensors"), STATES[kind])
-    with safe_open(tmp_path / "state.safetensors", framework="pt") as opened:  # the library takes it for its own
+    with safe_open(tmp_path / "state.safetensors", framework="pt") as opened:  # as transformers expects
         assert opened.metadata()["format"] == "pt"
 
 
@@ -84,7 +87,7 @@ def test_state_without_tensors_is_a_json_file(tmp_path: Path) -> None:
 
 
 def test_equal_states_write_equal_files_with_shared_tensors_once(tmp_path: Path) -> None:
-    """bitsandbytes gives all weights one table of the values that eight bits stand for."""
+    """bitsandbytes shares one table of the 8-bit quantization values among all weights."""
     table = torch.randn(1000)
     for name in ("one.safetensors", "two.safetensors"):
         write_state({"b": {"map": table.clone()}, "a": [table, table, table[:10]]}, tmp_path / name)
@@ -148,12 +151,12 @@ def test_optimizer_state_round_trip_continues_bit_for_bit(name: str, tmp_path: P
 
 
 def is_pickle(content: bytes) -> bool:
-    """Whether some loader would unpickle this: an archive of PyTorch's, or a pickle at the beginning."""
+    """Return whether any loader would unpickle this: a PyTorch archive, or a leading pickle."""
     if zipfile.is_zipfile(io.BytesIO(content)):
         return any(name.endswith(".pkl") for name in zipfile.ZipFile(io.BytesIO(content)).namelist())
     if content[:1] == pickle.PROTO and content[1] <= pickle.HIGHEST_PROTOCOL:
         return True
-    try:  # protocols 0 and 1 have no first byte of their own
+    try:  # protocols 0 and 1 have no magic byte
         *_, (_, _, end) = pickletools.genops(content)
     except ValueError:
         return False
@@ -214,7 +217,7 @@ def test_no_file_that_several_processes_save_is_a_pickle(
 
 
 def make_old(folder: Path) -> None:
-    """Write a checkpoint as earlier releases did: the same states, pickled under the names of transformers."""
+    """Write a checkpoint as earlier releases did: the same states, pickled, with transformers' file names."""
     for old_name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
         new_file = find_state_file(folder, Path(old_name).stem)
         torch.save(read_state(new_file), folder / old_name)
@@ -230,7 +233,7 @@ def make_old(folder: Path) -> None:
 def test_checkpoint_of_an_earlier_release_resumes_bit_for_bit(
     place: Place, tmp_path: Path, request: pytest.FixtureRequest, settings: dict[str, Any]
 ) -> None:
-    """Dropout draws from the restored random states; a moment of the optimizer that was lost would change the weights."""
+    """Dropout uses the restored random states; a lost optimizer moment would change the weights."""
     work = tmp_path / f"old-{request.node.callspec.id}"
     settings = settings | {"max_steps": 6, "eval_steps": None, "lr_scheduler": "cosine"}
     whole = place.train(work, **settings)

@@ -1,4 +1,7 @@
-"""A run that an error ends: its newest checkpoint is in the store by then, and the error is what it says."""
+"""Uploads of a run that ends with an error.
+
+Its newest checkpoint is in the store before it exits, and it reports the original error.
+"""
 
 import threading
 import time
@@ -26,7 +29,7 @@ NO_MEMORY = "DefaultCPUAllocator: can't allocate memory: you tried"
 
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> threading.Event:
-    """Step 3 raises what the test says; the event tells that it has."""
+    """Raise the parametrized error in step 3; return an event that is set by then."""
     load, raised, steps = program.load_model, threading.Event(), 0
 
     def fail(module: Any, arguments: Any) -> None:
@@ -51,7 +54,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
 def test_pending_upload_finishes_before_failed_program_exits(
     place: Place, tmp_path: Path, failing: threading.Event, expected: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its process ended with the error, and the upload with the process."""
+    """The process used to exit with the error and abort the upload."""
     send = RemoteCheckpoints.send
 
     def slow(*given: Any) -> Any:
@@ -77,7 +80,10 @@ def test_failed_upload_does_not_mask_the_original_error(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A bucket that was full stood for memory that ran out, so that the run failed where it could have gone on."""
+    """A full bucket masked an out-of-memory error.
+
+    The run failed where it could have been retried.
+    """
 
     def full(*given: Any) -> Any:
         raise StoreFull("s3://hanzo-ml/checkpoints: no space is left")
@@ -97,7 +103,10 @@ def test_failed_upload_does_not_mask_the_original_error(
 def test_failed_part_upload_message_names_the_part(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The others have theirs: it said that the checkpoint was here alone."""
+    """The other machines have their own parts.
+
+    The message used to say that the whole checkpoint was on this machine alone.
+    """
 
     def full(*given: Any) -> Any:
         raise StoreFull("no space is left")
@@ -116,7 +125,10 @@ def test_failed_part_upload_message_names_the_part(
 def test_out_of_memory_event_is_recorded_before_waiting_for_uploads(
     place: Place, tmp_path: Path, failing: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Other processes wait for this one, and end it in a quarter of an hour: it began again with what had not fit."""
+    """Other processes wait for this one, and abort it after 15 minutes.
+
+    The run then restarted with the micro-batch that had not fit.
+    """
     send = RemoteCheckpoints.send
 
     def patient(*given: Any) -> Any:
@@ -136,6 +148,9 @@ def test_out_of_memory_event_is_recorded_before_waiting_for_uploads(
 
 @pytest.mark.parametrize(("added", "expected"), [(0, 2**32 - 1), (1, 0), (2**33, 2**32 - 1)])
 def test_largest_seed_is_wrapped_for_each_process(added: int, expected: int) -> None:
-    """NumPy takes none of more than 32 bits: with that seed, a run in two processes could not begin."""
+    """NumPy seeds have at most 32 bits.
+
+    With the largest seed, a run in two processes could not start.
+    """
     assert wrap_seed(2**32 - 1 + added) == expected
     set_seed(wrap_seed(2**32 - 1 + added))

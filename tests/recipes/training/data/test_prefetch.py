@@ -1,4 +1,4 @@
-"""The system is told of each row that a step asks for while the step before it is computed, and has read it by then."""
+"""Rows of a step are prefetched into the page cache during the previous step."""
 
 import ctypes
 import mmap
@@ -32,7 +32,7 @@ STEPS = 8
 def test_step_reads_the_rows_prefetched_in_the_previous_step(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a run that is new, and of one that goes on."""
+    """For a new run and for a resumed one."""
     happened: list[tuple[str, PackedRows, int]] = []
 
     def noted(name: str) -> None:
@@ -80,7 +80,7 @@ def test_each_process_prefetches_the_rows_assigned_to_it(together: int) -> None:
 
 @pytest.fixture
 def file_on_a_disk() -> Iterator[Path]:
-    """Where files outlive a restart: many systems keep what lies in /tmp in memory."""
+    """Yield a file on a disk: many systems keep /tmp in memory."""
     with TemporaryDirectory(dir="/var/tmp") as folder:
         yield Path(folder) / "tokens.arrow"
 
@@ -114,7 +114,7 @@ def test_prefetch_reads_only_the_announced_rows_into_page_cache(file_on_a_disk: 
 
 
 def is_read(address: int, size: int) -> bool:
-    """Whether memory holds all of it."""
+    """Return whether all pages of the range are in memory."""
     first = address // mmap.PAGESIZE * mmap.PAGESIZE
     pages = (ctypes.c_ubyte * (-(-(address + size - first) // mmap.PAGESIZE)))()
     assert ctypes.CDLL(None).mincore(ctypes.c_void_p(first), ctypes.c_size_t(address + size - first), pages) == 0

@@ -1,4 +1,4 @@
-"""The order of samples: each once an epoch; what is skipped is what the bad steps had seen, however often that happens."""
+"""The order of samples: each once per epoch, without the samples skipped by rollbacks."""
 
 from itertools import islice
 
@@ -19,7 +19,7 @@ def test_each_epoch_has_each_row_once_in_another_order() -> None:
 def test_rollback_skips_the_samples_of_its_steps_and_their_rows_permanently(
     rollbacks: list[tuple[int, int]], rows: int
 ) -> None:
-    """Where more than half of the rows would be gone, it leaves out exactly those samples."""
+    """If more than half of the rows would be lost, only these samples are skipped."""
     skipped: tuple[tuple[int, int], ...] = ()
     whole = list(islice(SampleOrder(rows, 3).ids(), 40 * rows + 200))
     for before, count in rollbacks:
@@ -34,7 +34,7 @@ def test_rollback_skips_the_samples_of_its_steps_and_their_rows_permanently(
 
 
 def kept(whole: list[int], rows: int, skipped: tuple[tuple[int, int], ...]) -> list[int]:
-    """The samples, one by one."""
+    """Return the expected samples, computed one by one."""
     positions = {position for first, stop in skipped for position in range(first, stop)}
     found = []
     for position, row in enumerate(whole):
@@ -53,7 +53,7 @@ def test_skipped_row_does_not_return_in_later_epochs() -> None:
 
 
 def test_data_position_is_that_of_the_next_sample() -> None:
-    """Steps of 4 of 10 rows; after two of them, those of the third and fourth are left out."""
+    """Steps use 4 of 10 rows; the samples of steps 3 and 4 are skipped."""
     samples = RunSamples(SampleOrder(10, seed=1), per_step=4, steps=9)
     found = [tuple(samples.position_after(step).values()) for step in range(6)]
     assert found == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0)]
@@ -64,7 +64,7 @@ def test_data_position_is_that_of_the_next_sample() -> None:
 
 
 def test_model_parallel_processes_get_the_same_micro_batches() -> None:
-    """The library gives each process the next micro-batch, and so on from the first."""
+    """Accelerate assigns micro-batches to processes in turn."""
     samples = RunSamples(SampleOrder(60, seed=2), per_step=12, steps=4)
     dealt = list(ProcessSampler(samples, places=12, batch=3, processes=2))
     assert len(dealt) == len(ProcessSampler(samples, places=12, batch=3, processes=2))
@@ -78,7 +78,7 @@ def test_model_parallel_processes_get_the_same_micro_batches() -> None:
 def test_each_step_has_its_samples_once_on_any_number_of_processes(
     rows: int, processes: int, most: int, together: int
 ) -> None:
-    """`together` processes compute the same micro-batches; a place without a row is one of a step's last."""
+    """`together` processes compute the same micro-batches; placeholders come last in a step."""
     batch = min(most, -(-rows // processes))
     times = -(-rows // (batch * processes))
     samples = RunSamples(SampleOrder(60, seed=2), per_step=rows, steps=3)

@@ -1,4 +1,4 @@
-"""SIGTERM while the model is evaluated: nothing waits for the end of it, and whoever resumes does it first."""
+"""SIGTERM during an evaluation: it stops at once, and is repeated first on resume."""
 
 import os
 import signal
@@ -15,20 +15,20 @@ from recipes.training.objective_trainer import ObjectiveTrainer
 from tests.recipes.training.training_workspace import Place, pending_in
 
 PARTS = 8
-"""Micro-batches of an evaluation where they are of one row."""
+"""Micro-batches of an evaluation at micro-batch size 1."""
 FIRST_IS_BEST = {
     "batch_size": 1,
     "gradient_accumulation": 4,
     "max_steps": 4,
     "eval_steps": 2,
     "publish": "best",
-    "learning_rate": 1e-15,  # it learns nothing that float32 could show: of equal losses the first is the best
+    "learning_rate": 1e-15,  # too small to change float32 weights: of equal losses the first is the best
     "checkpoint": {"interval": "1h", "interval_steps": 100, "keep_last": 1},
 }
 
 
 class Evaluated:
-    """The micro-batches that were evaluated, by their size; SIGTERM comes while that of number `stop_in` is."""
+    """Records the size of each evaluated micro-batch; SIGTERM arrives during number `stop_in`."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
@@ -51,7 +51,7 @@ def evaluated(monkeypatch: pytest.MonkeyPatch) -> Evaluated:
 
 
 def logged(place: Place, work: Path) -> list[tuple[str, int, float]]:
-    """Every value of training and evaluation that the run has logged by its newest checkpoint."""
+    """Return all points logged up to the newest checkpoint, except timings."""
     newest = place.checkpoints(work).latest()
     assert newest is not None
     points: list[dict[str, Any]] = pending_in(newest[1])
@@ -66,7 +66,7 @@ def test_interrupted_evaluation_is_repeated_first_on_resume(place: Place, tmp_pa
     assert evaluated.sizes == [1] * 2 * PARTS
 
     def stopped_in(part: int, saying: str) -> None:
-        """The evaluation does not go beyond that one."""
+        """Train until SIGTERM in that micro-batch, and assert that the evaluation stops there."""
         evaluated.sizes.clear()
         evaluated.stop_in = part
         with pytest.raises(Preempted, match=saying):
@@ -87,7 +87,7 @@ def test_interrupted_evaluation_is_repeated_first_on_resume(place: Place, tmp_pa
     assert (found.best_step, found.published_step) == (expected.best_step, expected.published_step) == (2, 2)
     assert found.losses == expected.losses
     assert result.artifacts["adapter"].digest == whole.artifacts["adapter"].digest
-    last = [("eval/loss", 4), ("eval/perplexity", 4)]  # this one's checkpoint is from before its evaluation
+    last = [("eval/loss", 4), ("eval/perplexity", 4)]  # its checkpoint was saved before this evaluation
     assert logged(place, work) == [point for point in logged(place, tmp_path / "whole") if point[:2] not in last]
 
 
@@ -110,7 +110,10 @@ def test_evaluation_is_due_until_logged() -> None:
 
 @pytest.mark.slow
 def test_evaluation_is_due_after_the_last_step(place: Place, tmp_path: Path, evaluated: Evaluated) -> None:
-    """A SIGTERM in that step had left the run without it, and without the best checkpoint where that was the last."""
+    """A SIGTERM in the last step used to skip its evaluation.
+
+    The best checkpoint was then missed if it was the last one.
+    """
     recipe = FIRST_IS_BEST | {"max_steps": 3, "learning_rate": 0.001}
     whole = place.train(tmp_path / "uneven", **recipe)
     evaluated.sizes.clear()

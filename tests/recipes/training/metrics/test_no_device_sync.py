@@ -1,7 +1,9 @@
-"""A micro-batch is computed without a number that is read from the device: a GPU that is waited for has nothing to do next.
+"""A micro-batch is computed without reading a value from the device.
 
-The device here is PyTorch's `meta`, which has no numbers: to read one, to count what is there, or to bring together what is
-on two devices is an error on it.
+While the host waits for a GPU, it queues no further work.
+
+The device here is PyTorch's `meta`, which has no values: reading one, counting them, or combining tensors of two
+devices is an error.
 """
 
 from pathlib import Path

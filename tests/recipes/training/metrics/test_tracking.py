@@ -1,4 +1,4 @@
-"""What a run logs: every number of every step, and how long each checkpoint took."""
+"""What a run logs: the metrics of every step, and the duration of each checkpoint."""
 
 import math
 from collections import defaultdict
@@ -18,7 +18,7 @@ OF_A_STEP = ("train/loss", "train/grad_norm", "train/learning_rate", "train/toke
 
 @pytest.mark.requirement("E3", "Y1")
 def test_every_number_of_every_step_and_every_checkpoint_is_logged(place: Place, tmp_path: Path) -> None:
-    """By the last checkpoint, whose own time is not in it yet."""
+    """The last checkpoint holds all points but its own duration."""
     place.train(tmp_path / "logged", max_steps=4, eval_steps=None)
     newest = place.checkpoints(tmp_path / "logged").latest()
     assert newest is not None and newest[0] == 4
@@ -30,13 +30,13 @@ def test_every_number_of_every_step_and_every_checkpoint_is_logged(place: Place,
 
 
 def test_step_time_excludes_evaluation_and_checkpointing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of a step that took 2 seconds: 10 after what came between, and 100 tokens later."""
+    """Each step has 100 tokens and takes 2 s; phases in between take 10 s."""
     now, told = [0.0], list[tuple[int, float]]()
     monkeypatch.setattr("recipes.training.metrics.tracking.time.monotonic", lambda: now[0])
     work: Any = SimpleNamespace(throughput_metrics=lambda tokens, seconds: told.append((tokens, seconds)) or {})
     meter, metrics = SimpleNamespace(last_stall_seconds=None), SimpleNamespace(add=lambda *point: None)
     log, state = TrackingCallback(metrics, work, meter, has_perplexity=False), TrainerState(max_steps=4)
-    state.num_input_tokens_seen = 700  # of the steps before the checkpoint that it goes on from
+    state.num_input_tokens_seen = 700  # of the steps before the checkpoint it resumes from
     for between in (log.on_train_begin, log.on_evaluate, log.on_save, None):
         if between:
             now[0] += 10
@@ -53,7 +53,7 @@ def test_an_evaluation_is_logged_as_loss_and_perplexity(place: Place, tmp_path: 
     assert newest is not None and newest[0] == 2
     points = pending_in(newest[1])
     told = {point["key"] for point in points if point["key"].startswith("eval/")}
-    assert told == set(EVALUATION_METRICS) - set(PREFERENCE_METRICS)  # what a sweep may ask for
+    assert told == set(EVALUATION_METRICS) - set(PREFERENCE_METRICS)  # the metrics that a sweep can optimize
     losses, perplexities = (
         {point["step"]: point["value"] for point in points if point["key"] == key}
         for key in ("eval/loss", "eval/perplexity")
@@ -62,7 +62,10 @@ def test_an_evaluation_is_logged_as_loss_and_perplexity(place: Place, tmp_path: 
 
 
 def test_preference_training_logs_no_perplexity(place: Place, tmp_path: Path) -> None:
-    """Its exponential was logged as one: of a loss that is no cross-entropy, 2 before the first step of dpo."""
+    """Perplexity is the exponential of a cross-entropy, which a preference loss is not.
+
+    It used to be logged anyway: 2 before the first step of DPO.
+    """
     job = place.job(tmp_path / "without-perplexity", {"objective": "dpo", "max_steps": 2, "eval_steps": 1})
     place.run(job.model_copy(update={"inputs": place.pairs}), tmp_path / "without-perplexity")
     newest = place.checkpoints(tmp_path / "without-perplexity").latest()

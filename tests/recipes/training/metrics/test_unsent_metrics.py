@@ -1,4 +1,7 @@
-"""Points that no tracking server got by the end of a run: all of them lie beside its result, none of an earlier end does."""
+"""Metric points that no tracking server received are stored with the result.
+
+Those of an earlier attempt are replaced.
+"""
 
 import math
 import time
@@ -39,14 +42,14 @@ def test_non_finite_metrics_round_trip_and_replace_earlier_ones(place: Place) ->
 
 
 def test_unsent_point_of_a_repeated_step_records_the_repeat_time() -> None:
-    """Without that, one that had arrived though nobody said so would be logged a second time."""
+    """It prevents logging a point twice that arrived without an acknowledgement."""
     anew = (RepeatedSteps(range(5, 9), 1500), RepeatedSteps.from_time(range(8, 9), None))
     told = [build_unsent_point(Point("train/loss", 0.5, step, 2000), anew) for step in (4, 5, 8)]
     assert [(point.anew, point.since) for point in told] == [(False, None), (True, 1500), (True, None)]
 
 
 class Ahead:
-    """A tracking server that has step 4 already; it writes down what it is asked, in order."""
+    """A tracking server that already has step 4; it records its calls in order."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -65,8 +68,9 @@ class Ahead:
 def test_pending_points_are_sent_only_after_server_reported_its_newest_steps(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sender began with the first word of it: in one start of 85 it was faster than the second, and a step was there
-    twice that had been done twice.
+    """The sender used to start before all newest steps were known.
+
+    In one of 85 starts, a repeated step was then logged twice.
     """
     server, tell = Ahead(), MetricBuffer.skip_until
 

@@ -1,5 +1,6 @@
-"""How fast a step was: tokens a second always, the share of the peak only where somebody stated the peak. And what a run
-used, however often it began again.
+"""Throughput of a step, and what a run used over all its attempts.
+
+Tokens per second are always reported, MFU only for a known peak.
 """
 
 import time
@@ -54,7 +55,10 @@ def test_cpu_has_no_peak_flops(place: Place) -> None:
 def test_peak_flops_are_those_of_the_installed_gpu(
     place: Place, monkeypatch: pytest.MonkeyPatch, device: str, peak: float | None
 ) -> None:
-    """zen-7b-lora asks for an A100: on an H200 it was told to reach three times the share that it did."""
+    """MFU must not use the peak of the requested GPU type.
+
+    zen-7b-lora requests an A100: on an H200 its reported MFU was three times too high.
+    """
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: device)
     asked = {"base_dtype": "bfloat16", "hardware": {"gpus": 1, "gpu_type": "nvidia-a100-40gb"}}
@@ -64,7 +68,7 @@ def test_peak_flops_are_those_of_the_installed_gpu(
 def test_preference_tokens_are_counted_without_padding(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To raise `sequence_length` makes no run of short ones faster."""
+    """A larger `sequence_length` must not raise the reported throughput of short pairs."""
     preferred = {"objective": "dpo", "max_steps": 4, "eval_steps": None}
     computed = []
     collate = Dpo.collate
@@ -86,7 +90,7 @@ def test_preference_tokens_are_counted_without_padding(
 
 
 def written(place: Place, folder: str, steps: int) -> Usage:
-    """By the end of so many steps; it is written in the background."""
+    """Wait until that many steps are recorded: usage is written in the background."""
     end = time.monotonic() + 60
     while (found := read_usage(place.store, folder)).steps < steps:
         assert time.monotonic() < end, found
@@ -100,7 +104,7 @@ def test_run_without_usage_record_has_zero_usage(place: Place) -> None:
 
 
 def test_repeated_steps_count_twice_in_usage(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped, and all that it had saved is lost: what it used until then is not."""
+    """A stopped run loses all its checkpoints, but not its recorded usage."""
     work, folder = tmp_path / "used", "s3://hanzo-ml/runs/used"
     with monkeypatch.context() as patched, pytest.raises(Preempted):
         patched.setattr(program.StopOnSignal, "on_step_end", stop_after(3))
@@ -120,7 +124,7 @@ def test_repeated_steps_count_twice_in_usage(place: Place, tmp_path: Path, monke
 
 
 def test_failed_run_records_its_usage(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within its first minute too, and with no checkpoint."""
+    """Also within its first minute and without a checkpoint."""
     counted = []
 
     def fail(self: Dpo, model: Any, batch: Any) -> Any:
@@ -156,7 +160,7 @@ def test_usage_is_written_once_a_minute_between_checkpoints(place: Place) -> Non
 
 
 def test_gpu_hours_follow_the_gpu_count_of_each_attempt(place: Place) -> None:
-    """100 s on eight of them, then a while on three."""
+    """100 s on eight GPUs, then a while on three."""
     meter = UsageMeter(Usage(seconds=100.0, gpus=8, gpu_seconds=800.0), 3)
     used = meter.read(TrainerState(global_step=1))
     assert used.gpus == 3 and used.gpu_seconds - 800 == pytest.approx(3 * (used.seconds - 100))
@@ -179,7 +183,7 @@ def test_gpu_seconds_include_model_loading(place: Place) -> None:
 
 
 def test_peak_memory_is_the_maximum_over_processes(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One stage or one row may need more than the leader's."""
+    """One pipeline stage or one row may need more than the leader."""
     meter = UsageMeter(Usage(peak_memory=5), 1)
     meter.record_peaks([1 << 50, 7])
     meter.record_peaks([3])

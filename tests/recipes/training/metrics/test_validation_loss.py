@@ -1,4 +1,4 @@
-"""The validation loss does not depend on how the split was shared out."""
+"""The validation loss does not depend on how the split is sharded."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,7 +27,10 @@ def test_means_of_weight_zero_are_ignored() -> None:
 
 
 def test_metric_missing_in_some_parts_is_averaged_over_the_others() -> None:
-    """An objective of somebody else need not tell the same of every micro-batch: a KeyError ended its run."""
+    """A third-party objective may return different metrics per micro-batch.
+
+    A KeyError used to end its run.
+    """
     parts = [
         WeightedMeans({"loss": 1.0}, 3),
         WeightedMeans({"loss": 5.0, "hits": 1.0}, 1),
@@ -37,7 +40,7 @@ def test_metric_missing_in_some_parts_is_averaged_over_the_others() -> None:
 
 
 def test_smaller_micro_batch_keeps_samples_per_step_on_any_process_count() -> None:
-    """Found out by one process; the run goes on with two, as its recipe has it."""
+    """Recorded by a single process, applied to other process counts."""
     shape = {"gpus_per_node": 2, "backend": "gloo"}
     recipe = Recipe.named("smollm2-135m-lora").changed({"batch_size": 4, "gradient_accumulation": 3, "distributed": shape})
     incidents = RecoveryLog(entries=(OutOfMemory(step=1, batch_size=2, gradient_accumulation=12),))

@@ -1,4 +1,4 @@
-"""An objective of somebody else: what it tells is logged, and what it gives that cannot be used is said by its name."""
+"""A third-party objective: its metrics are logged, and unusable results are refused by name."""
 
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint, EntryPoints
@@ -16,7 +16,7 @@ from recipes.training.objectives.sft import Sft
 from tests.recipes.training.training_workspace import Place, pending_in
 
 MADE: dict[str, Any] = {}
-"""The class that is installed as the objective `own`."""
+"""Class installed as the objective `own`."""
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class Told(Sft):
-    """The model's own loss, a mean over micro-batches, told besides under two names of its own."""
+    """The model's own loss, a mean over micro-batches, plus two custom metrics."""
 
     made = 0
 
@@ -41,7 +41,7 @@ class Told(Sft):
 
 
 def test_custom_objective_metrics_are_logged_under_their_names(place: Place, tmp_path: Path) -> None:
-    """It was dropped without a word: only the names that our objectives tell were logged."""
+    """Only metrics of built-in objectives used to be logged; others were dropped silently."""
     MADE["own"] = Told
     place.train(tmp_path / "told", objective="own", max_steps=2, eval_steps=1, gradient_accumulation=2, batch_size=2)
     newest = place.checkpoints(tmp_path / "told").latest()
@@ -102,12 +102,12 @@ class NoRows(Told):
 
 class Takes(Told):
     def __init__(self) -> None:
-        """Nothing, and so not the recipe."""
+        """Take no recipe."""
 
 
 class Foreign:
     def __init__(self, recipe: object) -> None:
-        """It has nothing of an Objective."""
+        """Take the recipe, but provide no method of an Objective."""
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,10 @@ class Foreign:
     ],
 )
 def test_unusable_custom_objective_result_is_refused_by_name(place: Place, tmp_path: Path, made: Any, said: str) -> None:
-    """A bare tensor was trained from, by gradients that nobody divided by the accumulation; one without rows never ended."""
+    """Such results used to be trained on.
+
+    Gradients of a bare tensor were not divided by the accumulation steps; an objective without rows never ended.
+    """
     MADE["own"] = made
     with pytest.raises(BadConfiguration, match=said):
         place.train(tmp_path / made.__name__, objective="own", max_steps=1, eval_steps=None)

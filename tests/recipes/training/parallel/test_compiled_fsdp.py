@@ -1,5 +1,6 @@
-"""Compiled blocks whose weights FSDP2 has spread over two processes, by the compiler's first half, which needs no GPU and
-rounds as what is not compiled.
+"""Compiled blocks with FSDP2-sharded weights on two processes.
+
+Uses only the compiler's first stage, which needs no GPU and rounds like uncompiled code.
 """
 
 import random

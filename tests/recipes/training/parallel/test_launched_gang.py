@@ -1,4 +1,7 @@
-"""Training by a gang of launchers, as on a cluster: killed, stopped and resumed it computes what one node computes."""
+"""Training by a gang of launchers, as on a cluster.
+
+Killed, stopped and resumed, it computes what one node computes.
+"""
 
 import os
 import re
@@ -26,7 +29,7 @@ def wait_for_step(gang: LaunchedGang, step: int) -> None:
 
 
 def ranks(launcher: int) -> list[int]:
-    """The training processes below a launcher, without torchrun."""
+    """Return the training processes of a launcher, without torchrun."""
     return [pid for pid in descendants(launcher) if b"recipes.torchrun" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 

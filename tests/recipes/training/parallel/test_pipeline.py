@@ -1,6 +1,6 @@
-"""Training in stages: the numbers of one process, and a run that is killed goes on with another number of stages.
+"""Pipeline training matches one process, and resumes with another number of stages.
 
-That it goes on bit-exactly with as many is in `test_kill_resume`, and as LocalCompute starts it in `test_two_processes`.
+`test_kill_resume` covers the bit-exact resume with the same number, `test_two_processes` the start by LocalCompute.
 """
 
 import json
@@ -41,7 +41,7 @@ ADAPTER = {"lora_target_modules": ["q_proj", "v_proj", "down_proj"]}
 
 @dataclass(frozen=True)
 class Numbers:
-    """What a run said of itself at each step."""
+    """Metrics that a run logged at each step."""
 
     losses: list[float]
     norms: list[float]
@@ -50,7 +50,7 @@ class Numbers:
 
 
 def job_of(place: Place, work: Path, stages: int | None, **settings: Any) -> Job:
-    """In one process without a strategy where no number of stages is given."""
+    """Return a job with that many stages, or with one process if None."""
     changed = settings | ({"distributed": shape("pipeline", stages)} if stages else {})
     job = place.job(work, changed)
     return job.model_copy(update={"distributed": place.recipe.changed(changed).distributed})
@@ -71,7 +71,7 @@ def weights(place: Place, result: Result, cache: Path) -> dict[str, torch.Tensor
 
 
 def beside_adapter(place: Place, result: Result) -> dict[str, str]:
-    """What is published beside an adapter's weights, by its digest; nothing of a run that left no adapter."""
+    """Return the digests of published adapter files other than weights; empty without an adapter."""
     adapter = result.artifacts.get("adapter")
     files = place.store.manifest(adapter).files if adapter else ()
     return {file.path: file.sha256 for file in files if not file.path.endswith(".safetensors")}
@@ -114,7 +114,7 @@ def test_pipeline_stages_match_one_process_on_the_same_rows(
     assert whole.keys() == parts.keys()
     assert beside_adapter(place, one) == beside_adapter(place, cut)
     off = {name: (parts[name].float() - of.float()).norm() / of.float().norm() for name, of in whole.items()}
-    # A bias of all keys changes no attention: only rounding moves it.
+    # A bias common to all keys does not change the attention: it only moves by rounding.
     assert all(far < 10 * tolerance for name, far in off.items() if not name.endswith("k_proj.bias")), off
 
 
@@ -122,7 +122,7 @@ def test_pipeline_stages_match_one_process_on_the_same_rows(
 def test_killed_run_resumes_with_fewer_and_more_stages(
     place: Place, started: Forks, deeper: dict[str, Any], tmp_path: Path, method: dict[str, Any]
 ) -> None:
-    """Equal within the rounding of sums whose order differs: each step has the rows that it has undisturbed."""
+    """Equal up to the rounding of reordered sums: each step has the same rows."""
     chance = random.Random(7)
     settings: dict[str, Any] = {"batch_size": 1, "gradient_accumulation": 4, "max_steps": 14, "eval_steps": 7}
     settings |= {**method, **deeper}
@@ -163,7 +163,10 @@ def one_process() -> Iterator[ProcessGroup]:
 
 @pytest.mark.parametrize("way", ["forwards", "back"])
 def test_out_of_memory_in_a_stage_keeps_its_error_type(place: Place, one_process: ProcessGroup, way: str) -> None:
-    """The schedule has an error of its own for all that a layer raises: nobody would start again with smaller batches."""
+    """The pipeline schedule raises its own error for any error of a layer.
+
+    The run would then not be retried with smaller batches.
+    """
     recipe = place.recipe.changed({"distributed": shape("pipeline", 1)})
     model = load_model(place.folder / "model", recipe)
 
@@ -178,10 +181,10 @@ def test_out_of_memory_in_a_stage_keeps_its_error_type(place: Place, one_process
 
 
 def test_a_weight_is_copied_to_16_bits_once_in_a_step(place: Place, one_process: ProcessGroup) -> None:
-    """And not once for each micro-batch: as many are in a stage at once as there are stages from it on."""
+    """Not once per micro-batch: several are in flight in a stage at the same time."""
     recipe = place.recipe.changed(FULL | {"gradient_accumulation": 3, "distributed": shape("pipeline", 1)})
     model = load_model(place.folder / "model", recipe.changed({"distributed": None}))
-    model.config.tie_word_embeddings = False  # nobody has the other end
+    model.config.tie_word_embeddings = False  # no other stage holds the tied weight
     pipeline = Pipeline(model, recipe, one_process, torch.device("cpu"), autocast=torch.bfloat16, scale=1.0)
     widest = model.model.layers[0].mlp.up_proj.weight
     with Copies(widest.shape) as copies:
@@ -192,7 +195,7 @@ def test_a_weight_is_copied_to_16_bits_once_in_a_step(place: Place, one_process:
 
 
 class Copies(TorchDispatchMode):
-    """Counts how often a tensor of that shape was made one of bfloat16."""
+    """Counts conversions to bfloat16 of tensors of one shape."""
 
     def __init__(self, shape: torch.Size) -> None:
         super().__init__()

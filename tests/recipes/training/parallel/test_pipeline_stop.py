@@ -1,5 +1,7 @@
-"""A run in stages that is asked to stop in the middle of a step: no stage computes what is left of it, and whoever goes on
-does the step from its first row."""
+"""A pipeline run is stopped in the middle of a step.
+
+No stage computes the rest of it, and the resumed run repeats the step from its first row.
+"""
 
 import os
 import signal
@@ -28,7 +30,10 @@ FULL = {"method": "full", "dtype": "float32", "learning_rate": 1e-3}
 
 
 def begin_asked(asked: int, micro_batch: int, described: str, rank: int, size: int, port: int) -> None:
-    """As `begin`; the process of that rank gets SIGTERM in that micro-batch, and writes down how many it began."""
+    """Like `begin`, but send SIGTERM to one rank in one micro-batch.
+
+    Each rank records how many micro-batches it began.
+    """
     load = vars(program)["load_model"]
     begun = 0
 
@@ -44,7 +49,7 @@ def begin_asked(asked: int, micro_batch: int, described: str, rank: int, size: i
         causal_model(model).model.register_forward_pre_hook(count)
         return model
 
-    pytest.MonkeyPatch().setattr(program, "load_model", counted)  # of this process, which ends
+    pytest.MonkeyPatch().setattr(program, "load_model", counted)  # never undone: the process ends
     begin(described, rank, size, port)
 
 
@@ -53,7 +58,7 @@ def begun_by(work: Path, rank: int) -> Path:
 
 
 def train_asked(started: Forks, job: Job, stages: int, asked: int, micro_batch: int) -> Sequence[int | None]:
-    """Exit codes, by rank."""
+    """Return the exit codes by rank."""
     Path(job.work_dir).mkdir(parents=True)
     port, described = free_port(), job.model_dump_json()
     processes = [
@@ -95,7 +100,7 @@ def test_interrupted_step_stops_all_stages_and_is_repeated_on_resume(
         for work in works
     )
     expected = started.train(whole)
-    stop_in = 5 * times + 1 + times // 4  # of the sixth step: 3 of 8, or the first of 2
+    stop_in = 5 * times + 1 + times // 4  # in the sixth step: the third micro-batch of 8, or the first of 2
     codes = train_asked(started, job, stages, asked, stop_in)
     log = log_of(job).read_text()
     assert codes[0] == EXIT_PREEMPTED and None not in codes, log

@@ -1,4 +1,4 @@
-"""How the processes of a run find each other, and part."""
+"""How the processes of a run connect and disconnect."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +14,7 @@ from tests.support.free_ports import free_port
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As torchrun starts the only process of a job."""
+    """Set the environment that torchrun gives to the only process of a job."""
     told = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": free_port()}
     for name, value in {**told, "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "job"}.items():
         monkeypatch.setenv(name, str(value))
@@ -24,7 +24,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_more_processes_than_gpus_are_refused_before_joining(launched: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA's words were "invalid device ordinal", of a fault that is tried again."""
+    """CUDA reported "invalid device ordinal", an error that is retried."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(BadConfiguration, match=r"gpus_per_node is 2, .* and this program sees 1: set it to 1"):
@@ -33,7 +33,7 @@ def test_more_processes_than_gpus_are_refused_before_joining(launched: None, mon
 
 
 def test_processes_connect_when_joining_the_group(launched: None) -> None:
-    """NCCL connects them in their first exchange."""
+    """NCCL connects processes only in their first collective."""
     join_process_group(Distributed(strategy="pipeline", gpus_per_node=1, backend="gloo"))
     group: Any = dist.distributed_c10d._get_default_group()
     assert group._get_sequence_number_for_group() == 1

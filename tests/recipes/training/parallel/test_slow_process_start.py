@@ -1,4 +1,4 @@
-"""A process that has its model later than the others."""
+"""A process that loads its model later than the others."""
 
 from pathlib import Path
 
@@ -27,7 +27,10 @@ class Late(Sft):
 def test_training_starts_only_after_all_processes_loaded_the_model(
     place: Place, started: Forks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would wait where NCCL gives up after ten minutes, and does wait where two hours are enough."""
+    """The others wait for it with a timeout of two hours.
+
+    In an NCCL collective they would give up after ten minutes.
+    """
     install("late", LATE, tmp_path, monkeypatch)
     changed = {"objective": "late", "batch_size": 2, "max_steps": 1, "eval_steps": None, "distributed": shape("ddp", 2)}
     distributed = place.recipe.changed(changed).distributed

@@ -1,4 +1,4 @@
-"""Training on two nodes, started as pods are: they share a store and a network, and no folder."""
+"""Training on two nodes, started like pods: shared store and network, but no shared folder."""
 
 import signal
 from pathlib import Path
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 def test_run_on_two_nodes_survives_a_lost_node_and_a_preemption_bit_for_bit(
     place: Place, server: ServerProcess, started: Forks, tmp_path: Path, strategy: str, method: dict[str, Any]
 ) -> None:
-    """To the last bit what as many processes compute on one node, undisturbed."""
+    """The result is bit-identical to that of as many processes on one undisturbed node."""
     whole = started.train(job_of(place, server, tmp_path / f"node-{strategy}", 1, strategy, **method))
     job = job_of(place, server, tmp_path / f"nodes-{strategy}-lost", NODES, strategy, **method)
     gang = Gang(job, tmp_path / "lost")
@@ -59,7 +59,10 @@ def test_run_on_two_nodes_survives_a_lost_node_and_a_preemption_bit_for_bit(
 def test_nodes_keeping_their_folders_resume_from_one_checkpoint(
     place: Place, server: ServerProcess, started: Forks, tmp_path: Path, strategy: str, method: dict[str, Any]
 ) -> None:
-    """The newest was on its way to the store as all were killed: whole on the first machine, or in parts on both."""
+    """All processes are killed while the newest checkpoint is being uploaded.
+
+    It is whole on the first machine, or in parts on both.
+    """
     whole = started.train(job_of(place, server, tmp_path / f"node-{strategy}", 1, strategy, **method))
     job = job_of(place, server, tmp_path / f"nodes-{strategy}", NODES, strategy, **method)
     gang = Gang(job, tmp_path / "machines")
@@ -89,7 +92,10 @@ def test_nodes_keeping_their_folders_resume_from_one_checkpoint(
 def test_sharded_checkpoint_resumes_on_another_process_count(
     place: Place, server: ServerProcess, started: Forks, tmp_path: Path
 ) -> None:
-    """Two on two nodes, and then four, on new machines: each node fetches one of two files of rows."""
+    """Two processes on two nodes, then four on new machines.
+
+    Each node fetches only one of the two shard files.
+    """
     whole = started.train(job_of(place, server, tmp_path / "node", 1, "fsdp", **FULL))
     job = job_of(place, server, tmp_path / "nodes", NODES, "fsdp", **FULL)
     job = job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"keep_last": STEPS})})

@@ -1,8 +1,9 @@
-"""Training in two processes: the numbers of one process, bit-exact over kills, and with another number of processes in
-between without a row lost or seen twice.
+"""Training in two processes matches training in one.
 
-What is killed or broken off is started as LocalCompute starts it; what that is compared with is forked, and what changes
-its number of processes.
+It is bit-exact over kills; with another number of processes in between, no row is lost or repeated.
+
+Runs that are killed or stopped are started by LocalCompute; their references, and runs that change their number of
+processes, are forked.
 """
 
 import os
@@ -30,14 +31,14 @@ MIXED = FULL | {"dtype": "bfloat16"}
 STRATEGIES: list[tuple[str, dict[str, Any], float]] = [
     ("ddp", {}, 1e-4),
     ("fsdp", FULL, 1e-4),
-    ("fsdp", MIXED, 1e-2),  # one process rounds in other places, where the processor computes in bfloat16
+    ("fsdp", MIXED, 1e-2),  # rounding differs where the CPU computes in bfloat16
     ("deepspeed_zero2", FULL, 1e-4),
     ("deepspeed_zero3", {}, 1e-4),
     ("fsdp", FULL | {"objective": "dpo"}, 1e-4),
     ("tensor", FULL, 1e-4),
     ("hybrid", FULL, 1e-4),
 ]
-"""With how far their losses may be from those of one process, relative to them."""
+"""Strategy, settings, and relative tolerance of the losses against one process."""
 MORE_STRATEGIES: list[tuple[str, dict[str, Any], float]] = [
     ("fsdp", {}, 1e-4),
     ("fsdp", {"base_dtype": "bfloat16"}, 1e-2),
@@ -53,7 +54,7 @@ MORE_STRATEGIES: list[tuple[str, dict[str, Any], float]] = [
     ("deepspeed_zero2", {"objective": "orpo"}, 1e-4),
     ("deepspeed_zero3", FULL | {"objective": "orpo"}, 1e-4),
 ]
-"""With other methods and objectives than those that stand for their strategy."""
+"""Further methods and objectives of the strategies above."""
 SLOW = """
 import time
 from recipes.runner import log_line
@@ -122,7 +123,7 @@ class Weighing(Sft):
             place.write_text(f"{place.read_text()} {gradients}")
         return None
 """
-"""Objectives that are installed beside the product, as any other may be."""
+"""Objectives that are installed like third-party packages."""
 
 
 @pytest.mark.requirement("H1", "H4")
@@ -135,7 +136,7 @@ def test_two_processes_match_one_process_on_the_same_rows(
 ) -> None:
     trained = f"{method.get('dtype', 'adapter')}-{method.get('objective', 'sft')}"
     name = f"{strategy}-{trained}"
-    one = started.train(runs.job(f"{trained}-one", batch_size=4, **method))  # once, for all strategies
+    one = started.train(runs.job(f"{trained}-one", batch_size=4, **method))  # one run for all strategies
     shared = {"batch_size": rows_at_once(strategy), "distributed": shape(strategy, 2)}
     two = started.train(runs.job(f"{name}-two", **shared, **method))
     assert losses_of(two) == pytest.approx(losses_of(one), rel=tolerance)
@@ -155,7 +156,7 @@ def test_two_processes_match_one_process_on_the_same_rows(
 def test_run_ends_bit_identical_whichever_process_is_killed(
     runs: Runs, started: Forks, strategy: str, method: dict[str, Any]
 ) -> None:
-    """With SFT: the other strategies and objectives are in `test_kill_resume`."""
+    """Uses SFT; `test_kill_resume` covers the other strategies and objectives."""
     name = f"{strategy}-killed"
     settings: dict[str, Any] = {"batch_size": 2, "max_steps": 20, "distributed": shape(strategy, 2), **method}
     whole = started.train(runs.job(f"{name}-whole", **settings))
@@ -166,7 +167,7 @@ def test_run_ends_bit_identical_whichever_process_is_killed(
     killed: dict[int, int] = {}
 
     def kill(line: str) -> None:
-        """At the first step that is due of each start; what a start had still printed by then is passed over."""
+        """Kill once per start, at its first due step; ignore its later lines."""
         pid = read_pid(Path(job.work_dir))
         if due and pid and pid not in killed and step_of(line) >= due[0]:
             os.kill(victims.pop()(pid), signal.SIGKILL)
@@ -195,7 +196,7 @@ def test_run_ends_bit_identical_whichever_process_is_killed(
 def test_run_resumes_with_one_process_and_again_with_two(
     runs: Runs, started: Forks, strategy: str, method: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Equal within the rounding of sums whose order differs; the rows are the same, each as often."""
+    """Losses are equal up to the rounding of reordered sums; the rows are the same."""
     install("recording", RECORDING, tmp_path, monkeypatch)
     settings: dict[str, Any] = {"batch_size": rows_at_once(strategy), "max_steps": 24, "objective": "recording", **method}
     settings["distributed"] = shape(strategy, 2)
@@ -210,7 +211,7 @@ def test_run_resumes_with_one_process_and_again_with_two(
     assert losses_of(result) == pytest.approx(losses_of(whole), rel=1e-4)
     consumed = {name: Counter((tmp_path / name).read_text().split()) for name in ("undisturbed", "elastic")}
     assert sum(consumed["undisturbed"].values()) == 24 * 4
-    # A step that was broken off after its first micro-batch is done anew, and nothing else is.
+    # a step interrupted after its first micro-batch is repeated, and nothing else
     anew = steps_broken_off(log_of(job).read_text()) * rows_at_once(strategy)
     assert consumed["elastic"] >= consumed["undisturbed"]
     assert sum(consumed["elastic"].values()) == 24 * 4 + anew
@@ -237,7 +238,10 @@ def test_sharding_halves_weights_and_gradients_on_two_processes(
 def test_interrupted_evaluation_stops_all_processes_and_is_repeated_on_resume(
     runs: Runs, started: Forks, strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped in one, killed where it is repeated: every loss is there once, and is that of a run that nobody stopped."""
+    """One process is stopped in an evaluation, and one killed while it is repeated.
+
+    Every loss is logged once, and equals that of an undisturbed run.
+    """
     install("slow", SLOW, tmp_path, monkeypatch)
     settings: dict[str, Any] = {**FULL, "objective": "slow", "max_steps": 6, "distributed": shape(strategy, 2)}
     settings |= {"batch_size": 1, "gradient_accumulation": 2, "eval_steps": 3}
@@ -249,7 +253,7 @@ def test_interrupted_evaluation_stops_all_processes_and_is_repeated_on_resume(
     runs.compute.cancel(job)
     said, _ = runs.compute.read_lines(job, 0)
     assert "stop requested: evaluation aborted" in said and "eval loss" not in said, said
-    # Killed while it repeats the evaluation, then when the server has that, and no checkpoint has it.
+    # killed while it repeats the evaluation, then after the server has received it, before a checkpoint holds it
     due = ["resuming from checkpoint 3", "evaluating", "step 3/6 eval loss", "step 6/6 loss", "evaluating", "checkpoint 3"]
 
     def kill(line: str) -> None:
@@ -279,7 +283,7 @@ def test_interrupted_evaluation_stops_all_processes_and_is_repeated_on_resume(
 def test_interrupted_step_stops_all_processes_and_is_repeated_on_resume(
     runs: Runs, started: Forks, strategy: str, method: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of two is asked to stop in the second micro-batch of step 2: neither begins the third."""
+    """One process gets SIGTERM in micro-batch 2 of step 2; neither begins the third."""
     install("stopped", STOPPED, tmp_path, monkeypatch)
     settings: dict[str, Any] = {**method, "objective": "stopped", "max_steps": 4, "distributed": shape(strategy, 2)}
     settings |= {"batch_size": 1, "gradient_accumulation": 4, "eval_steps": None}

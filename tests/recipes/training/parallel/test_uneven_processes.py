@@ -1,4 +1,4 @@
-"""Processes that cannot share the rows of a step evenly: they compute what one does, and see the rows that it sees."""
+"""Processes with unequal shares of a step match one process, on the same rows."""
 
 import random
 from collections import Counter
@@ -34,7 +34,7 @@ MORE_UNEVEN: list[tuple[str, dict[str, Any]]] = [
 def test_three_processes_sharing_a_step_unevenly_match_one_process(
     runs: Runs, started: Forks, strategy: str, method: dict[str, Any]
 ) -> None:
-    """Of 10 rows, in pairs, two processes have 4, and the third one has no row in its second micro-batch."""
+    """Of 10 rows, two processes have 4; the third has an empty second micro-batch."""
     name = f"uneven-{strategy}-{method.get('dtype', 'adapter')}-{method.get('objective', 'sft')}"
     settings: dict[str, Any] = {"batch_size": 2, "gradient_accumulation": 5, **method}
     one = started.train(runs.job(f"{name}-one", **settings))
@@ -57,8 +57,10 @@ def test_three_processes_sharing_a_step_unevenly_match_one_process(
 def test_killed_run_of_three_processes_ends_bit_identical(
     runs: Runs, started: Forks, strategy: str, method: dict[str, Any]
 ) -> None:
-    """A sum of three numbers depends on their order, which DDP changed after the first step of each process. The rows of
-    the tied embedding, 400, do not come out even: FSDP2 computed with a head that only whoever resumed had read anew.
+    """A sum of three numbers depends on their order, which must survive a resume.
+
+    DDP changed it after the first step of each process. The 400 rows of the tied embedding are sharded unevenly:
+    FSDP2 computed with a stale head, except in a resumed process that had just loaded it.
     """
     name = f"three-{strategy}-{method.get('dtype', 'adapter')}"
     settings: dict[str, Any] = {"batch_size": 2, "distributed": shape(strategy, 3), **method}
@@ -78,8 +80,9 @@ def test_killed_run_of_three_processes_ends_bit_identical(
 def test_run_on_two_processes_resumes_on_three(
     runs: Runs, started: Forks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 10 rows, one by one, the first process has 4 and the others 3: what they compute in place of the fourth is no row
-    of the split that they learn from.
+    """Of 10 rows, the first process has 4, the others 3 and a placeholder.
+
+    The placeholder is no row of the training split.
     """
     install("recording", RECORDING, tmp_path, monkeypatch)
     settings: dict[str, Any] = {"batch_size": 1, "gradient_accumulation": 5, "max_steps": 12, "objective": "recording"}
@@ -97,7 +100,7 @@ def test_run_on_two_processes_resumes_on_three(
     (stands_in,) = consumed["elastic"].keys() - consumed["undisturbed"].keys()
     del consumed["elastic"][stands_in]
     assert sum(consumed["undisturbed"].values()) == 12 * 10
-    # A step that was broken off is done anew, and nothing else is.
+    # an interrupted step is repeated, and nothing else
     said, _ = runs.compute.read_lines(job, 0)
     assert consumed["elastic"] >= consumed["undisturbed"]
     assert sum((consumed["elastic"] - consumed["undisturbed"]).values()) <= steps_broken_off(said) * 8

@@ -1,4 +1,7 @@
-"""What DeepSpeed's strategies need, and what their checkpoints take; that they train is in `test_two_processes`."""
+"""Requirements of the DeepSpeed strategies, and the memory that saving takes.
+
+`test_two_processes` covers training with them.
+"""
 
 import os
 import re
@@ -124,9 +127,9 @@ def test_deepspeed_strategy_without_deepspeed_is_refused_with_install_hint(monke
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_saving_takes_no_more_memory_than_a_buffer(tmp_path: Path, stage: int) -> None:
-    """200 MB of weights and 400 MB of moments over two processes, of which the leader gathers nothing.
+    """Save 200 MB of weights and 400 MB of moments from two processes.
 
-    Where there is memory for copies, they take that; here there is none.
+    The leader gathers nothing. Given enough memory, the state would be copied; here there is none.
     """
     (tmp_path / "saved").mkdir()
     said = said_by(SAVING, tmp_path, 2, str(tmp_path / "saved"), str(stage))
@@ -138,20 +141,23 @@ def test_saving_takes_no_more_memory_than_a_buffer(tmp_path: Path, stage: int) -
 @pytest.mark.requirement("H7")
 @pytest.mark.slow
 def test_bfloat16_gradients_are_accumulated_in_float32(tmp_path: Path) -> None:
-    """Of micro-batches and of processes."""
+    """Over micro-batches and over processes."""
     said = said_by(ADDING_UP, tmp_path, 1)
     assert "stage 2 did a step" in said and "stage 3 did a step" in said, said
 
 
 @pytest.mark.slow
 def test_gradient_buffers_equal_the_memory_budget(tmp_path: Path) -> None:
-    """However few gradients there are: two or four gigabytes of a GPU, which nobody had counted."""
+    """Their size is fixed, however few gradients there are.
+
+    These two or four gigabytes of GPU memory used to be missing in the estimate.
+    """
     found = re.findall(r"stage . \w+: (\d+) bytes, reckoned (\d+)", said := said_by(BUFFERS, tmp_path, 1))
     assert len(found) == 4 and all(held == reckoned for held, reckoned in found), said
 
 
 def said_by(program: str, folder: Path, processes: int, *words: str) -> str:
-    """What so many processes of a program print."""
+    """Return what that many processes of a program print."""
     (folder / "program.py").write_text(program)
     start = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", str(folder / "program.py")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
