@@ -1,4 +1,4 @@
-"""Training with the API as its store: same weights as directly, also after migration."""
+"""Training with the API as its store: same weights as directly, also on another machine."""
 
 from pathlib import Path
 
