@@ -1,4 +1,4 @@
-"""The specification's script for several GPUs, word for word, and the pieces that it leaves out, as users would add them."""
+"""The specification's multi-GPU script, verbatim, completed as a user would."""
 
 SPECIFICATION = """\
 import torch

@@ -1,4 +1,4 @@
-"""A program as a process of its own that gets no more data memory than it is given."""
+"""Run a program in a process with limited data memory."""
 
 import resource
 import subprocess
@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run_within(limit: int, program: str, job_file: Path) -> subprocess.CompletedProcess[str]:
-    """Run a module with a job file. Each of its processes may have `limit` bytes."""
+    """Run a module with a job file; each of its processes may use `limit` bytes."""
     return subprocess.run(
         [sys.executable, "-m", program, str(job_file)],
         cwd=ROOT,

@@ -25,7 +25,7 @@ sys.stdin.read()
 
 
 class LlamaCpp:
-    """llama.cpp in a process of its own, which is killed with the object: now and then its end waits for ever."""
+    """llama.cpp in its own process, killed with this object because its shutdown sometimes hangs."""
 
     def __init__(self, gguf: Path) -> None:
         words = [sys.executable, "-c", SERVER, str(gguf)]
@@ -49,7 +49,7 @@ class LlamaCpp:
         return str(self.post("/apply-template", body)["prompt"])
 
     def next_logprobs(self, tokens: list[int], vocabulary: int) -> dict[int, float]:
-        """Log-probability of every token of the vocabulary as the next one."""
+        """Return the log-probability of every vocabulary token as the next one."""
         body = {"prompt": tokens, "n_predict": 1, "n_probs": vocabulary, "temperature": 0}
         best = self.post("/completion", body)["completion_probabilities"][0]["top_logprobs"]
         return {entry["id"]: entry["logprob"] for entry in best}

@@ -1,4 +1,4 @@
-"""Rows divided by the program split, a few in memory at a time: what all of them have together goes through the disk."""
+"""Split rows as the program split does, within a small memory limit."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,7 +15,7 @@ HELD_BYTES = 200
 
 
 def divided(rows: list[dict[str, Any]], parameters: SplitParameters) -> tuple[NDArray[np.int8], int]:
-    """The place of each row's split in `SPLITS`, and how many leak."""
+    """Return each row's index in `SPLITS`, and the number of leaked rows."""
     with TemporaryDirectory() as folder:
         found = split_rows(rows, parameters, Scratch(Path(folder), HELD_BYTES))
         return found.splits.reader().take(len(rows)), found.leaked

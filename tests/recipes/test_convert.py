@@ -1,4 +1,4 @@
-"""The program `convert`: what it makes, that it makes it again, and what it refuses."""
+"""The program `convert`: outputs, reproducibility and refusals."""
 
 import json
 import math
@@ -44,7 +44,7 @@ RECIPE = Recipe.model_validate(
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `base` and its `adapter`."""
+    """Return a folder with `base` and its `adapter`."""
     folder = tmp_path_factory.mktemp("made")
     make_tiny_adapter(make_tiny_model(folder / "base"), folder / "adapter")
     return folder
@@ -191,14 +191,14 @@ def test_an_overflow_of_the_stored_type_is_refused(made: Path, store: Store, tmp
     weights = load_file(adapter / "adapter_model.safetensors")
     for name, tensor in weights.items():
         if "layers.0.mlp.up_proj" in name:
-            tensor *= 3e3  # finite in float32 and bfloat16, past the end of float16
+            tensor *= 3e3  # finite in float32 and bfloat16, but beyond the range of float16
     save_file(weights, adapter / "adapter_model.safetensors")
     with pytest.raises(BadConfiguration, match="not finite"):
         run(job_for(store, tmp_path, made / "base", adapter, dtype="float16"), store)
 
 
 def test_relative_error_of_all_zero_outputs_is_zero() -> None:
-    """A model that diverged until it says nothing was to be trained "without layers that cannot be merged"."""
+    """Regression: a model diverged to zero output was blamed on layers that cannot merge."""
     nothing, something = torch.zeros(1, 3, 8), torch.ones(1, 3, 8)
     assert (relative_error(nothing, nothing), relative_error(something, nothing)) == (0.0, math.inf)
 
@@ -235,7 +235,7 @@ QUESTION = [{"role": "user", "content": " Who?  "}]
 
 
 def base_with_templates(made: Path, folder: Path, templates: object) -> Path:
-    """A copy of the base whose chat template is this in its configuration."""
+    """Return a copy of the base with these chat templates in its configuration."""
     shutil.copytree(made / "base", folder)
     (folder / "chat_template.jinja").unlink(missing_ok=True)
     config = json.loads((folder / "tokenizer_config.json").read_text())
@@ -264,7 +264,7 @@ def test_named_templates_are_served_and_others_are_reported(made: Path, store: S
 
 
 def test_system_prompt_and_template_arguments_of_training_reach_the_engine(made: Path, store: Store, tmp_path: Path) -> None:
-    """The tokens of a question in the engine are those that training put before the answer."""
+    """The engine's tokens of a question equal those before the answer in training."""
     prompt, arguments = (
         'Sei "nett":\n{{ x }} %} gr\u00f6\u00dfer \U0001f389 \\',
         {"date_string": "26 Jul 2024", "thinks": False, "list": [1, "a"]},

@@ -1,3 +1,5 @@
+"""Dataset formats: which files of a folder are read, and in which order."""
+
 from pathlib import Path
 from typing import get_args
 
@@ -46,7 +48,7 @@ def test_folder_selects_files_of_the_format(names: list[str], format: Format, ch
 
 
 def test_files_are_ordered_folder_by_folder(tmp_path: Path) -> None:
-    """In the order in which earlier releases read them: equal files are the version that they were."""
+    """The order of earlier releases, so that equal files give the same version."""
     for folder in ("a", "a-b", "10", "1"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "x.jsonl").write_text("{}")

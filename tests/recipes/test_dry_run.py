@@ -1,4 +1,4 @@
-"""Every recipe at its real size, without weights."""
+"""Dry runs of every recipe at full size, without weights."""
 
 import json
 import subprocess
@@ -28,7 +28,7 @@ def dry_run(*names: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def tried() -> dict[str, dict[str, Any]]:
-    """All of them in one process: loading torch takes longer than building 72 billion parameters of nothing."""
+    """Run all recipes in one process, because loading torch takes longest."""
     done = dry_run(*NAMES)
     assert done.returncode == 0, done.stderr
     return {found["recipe"]: found for found in json.loads(done.stdout.splitlines()[-1])}
@@ -96,6 +96,6 @@ def test_deepspeed_config_has_stage_precision_and_batch(strategy: Any, stage: in
     assert found["bf16"] == {"enabled": True}
     assert found["data_types"] == {"grad_accum_dtype": "fp32"} and found["communication_data_type"] == "fp32"
     adapter = Recipe.named("smollm2-135m-lora").changed({"distributed": shape.model_dump()})
-    # Beside a base in bfloat16 an adapter is trained in float32.
+    # With a bfloat16 base the adapter is trained in float32.
     assert not {"bf16", "data_types", "communication_data_type"} & sharding_arguments(adapter)["deepspeed"].keys()
     assert (found["train_micro_batch_size_per_gpu"], found["gradient_accumulation_steps"]) == (4, 4)

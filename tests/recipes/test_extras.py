@@ -1,4 +1,4 @@
-"""Packages that an extra would install, told from what is installed."""
+"""Packages of an extra, derived from installed metadata."""
 
 from recipes.extras import missing_packages
 

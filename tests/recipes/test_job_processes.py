@@ -1,4 +1,4 @@
-"""Which processes are a job's, and which of them are ended."""
+"""Finding and killing the processes of a job."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from recipes.job_processes import JOB_ID_VARIABLE, NODE_RANK_VARIABLE, find_job_
 
 
 def test_node_kills_only_its_own_processes() -> None:
-    """On one machine, the first that was over ended the command of the second, which then had to start again."""
+    """Regression: on one machine, the first finished node killed the second node's command."""
     job = uuid4().hex
     sleeping = [
         subprocess.Popen(
@@ -32,7 +32,7 @@ def test_node_kills_only_its_own_processes() -> None:
 
 
 def test_unkillable_process_does_not_block_killing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever ended the others waited for it for ever, and with him the job and its GPUs."""
+    """Regression: the killer waited forever for it, which kept the job and its GPUs."""
     looks = iter(range(100))
 
     def waits_for_a_server(*_: object) -> None:

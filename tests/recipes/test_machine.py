@@ -1,4 +1,4 @@
-"""What a job may take of the machine that it runs on."""
+"""Resources of this machine that a job may use."""
 
 import os
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""Retry policies: pauses between attempts and time limits."""
+
 from collections.abc import Callable
 
 import pytest
@@ -11,7 +13,7 @@ class Outage(Exception):
 
 
 def failing(times: int) -> Callable[[], str]:
-    """A call that fails so many times, and then succeeds."""
+    """Return a call that fails a number of times and then succeeds."""
     failures = iter(range(times))
 
     def call() -> str:

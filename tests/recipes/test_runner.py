@@ -1,4 +1,4 @@
-"""How programs end: the exit code tells the supervisor what to do, `exit.json` and the last line say why."""
+"""How programs end: the exit code for the supervisor, the reason in `exit.json` and stderr."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}
 RESULT = "s3://hanzo-ml/runs/r/result.json"
 OPEN = "[enforce fail at inline_container.cc:747] . open file failed with strerror: {}"
-"""How torch.save says it."""
+"""Error message of torch.save."""
 HEAD = """
 import errno
 from recipes.runner import Preempted, ProgramFailed, Restart, main
@@ -70,7 +70,7 @@ def test_endless_thread_does_not_keep_a_finished_program_alive(job: Job, tmp_pat
 
 
 def test_computing_thread_does_not_abort_a_finished_program(job: Job, tmp_path: Path) -> None:
-    """Such a thread wants the interpreter back, and where that was taken apart the process was aborted."""
+    """Regression: the thread requested the interpreter during its shutdown, which aborted the process."""
     multiplies = "threading.Thread(target=lambda: [some @ some for _ in iter(int, 1)], daemon=True).start()"
     begins = ("import threading, time, torch", "some = torch.ones(9, 9)", multiplies, "time.sleep(0.1)")
     ends = ("print('the last words', end='')", "return Result(work_digest=job.work_digest)")
@@ -147,7 +147,7 @@ def test_exit_code_last_line_and_exit_file_agree(
     "end", ["BrokenArtifact('model is missing')", "FileNotFoundError(2, 'no', 'model')", "ProgramFailed('no')"]
 )
 def test_program_exits_for_restart_when_its_store_is_unmounted(job: Job, tmp_path: Path, end: str) -> None:
-    """What it reads where it lies, in the folder that the store is, it does not find then."""
+    """Files read directly from the store folder are then missing."""
     store = Store(job.store)
     store.put_bytes("s3://hanzo-models/base/b/model", b"x")
     away = f"import os; os.rename({str(tmp_path / 'objects')!r}, {str(tmp_path / 'away')!r})"
@@ -169,7 +169,7 @@ def test_full_disk_prints_no_traceback(job: Job, tmp_path: Path) -> None:
 
 
 def test_full_disk_is_recognized_in_a_folder_copy_error(job: Job, tmp_path: Path) -> None:
-    """A new machine takes its checkpoint from the store: shutil names each file that failed, and has no number itself."""
+    """On restoring a checkpoint, shutil lists each failed file and has no errno itself."""
     folder = Path(job.work_dir) / "checkpoint"
     folder.mkdir(parents=True)
     (folder / "weights.bin").write_bytes(b"x" * 4000)
@@ -184,14 +184,14 @@ def test_unexpected_error_keeps_its_traceback(job: Job, tmp_path: Path) -> None:
 
 
 def test_exit_message_is_stripped_of_control_and_unstorable_characters(job: Job, tmp_path: Path) -> None:
-    """Half a character, as of a file name that is not UTF-8, is no JSON: the program was taken for killed, and begun."""
+    """Regression: an unpaired surrogate is not JSON, so the program counted as killed and restarted."""
     run(job, tmp_path, r"raise ValueError('\x1b[31mbad\x1b[0m\nname \udcff \x00 \x9b2J')")
     assert said(job) == {"code": 1, "message": "ValueError: bad name \ufffd \ufffd \ufffd2J", "reason": "program_error"}
     assert read_exit_document(Path(job.work_dir)) == ExitDocument.model_validate(said(job))
 
 
 FULL = ("import resource", "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))")
-"""As on a full disk, a file can be made and takes no byte."""
+"""As on a full disk, files can be created but not written."""
 
 
 def test_exit_without_space_for_the_exit_file_is_not_classified_as_killed(job: Job, tmp_path: Path) -> None:

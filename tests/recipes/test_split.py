@@ -1,4 +1,4 @@
-"""Splitting: the same everywhere, nothing lost, nothing leaked, groups spread, too little data refused."""
+"""Splitting: deterministic, complete, without leaks, stratified; too little data is refused."""
 
 import json
 from collections import Counter
@@ -39,7 +39,7 @@ def numbered(count: int, **more: Any) -> list[dict[str, Any]]:
 
 
 def split(rows: list[dict[str, Any]], parameters: SplitParameters) -> dict[str, list[dict[str, Any]]]:
-    """The rows of each split, in their order."""
+    """Return the rows of each split, in order."""
     places, _ = divided(rows, parameters)
     return {
         name: [row for row, found in zip(rows, places, strict=True) if found == place] for place, name in enumerate(SPLITS)
@@ -97,7 +97,7 @@ def test_split_sizes_match_requested_shares() -> None:
 
 @pytest.mark.parametrize("group_by", [None, "fact"])
 def test_records_trained_on_by_an_older_version_never_become_test(group_by: str | None) -> None:
-    """Records keep their places in the drawn order: what moves when a dataset grows comes to test from validation alone."""
+    """Draw order is stable: as a dataset grows, test gains records only from validation."""
     rows = [{"instruction": f"Question {n}?", "answer": "x", "fact": f"fact {n % 7}"} for n in range(800)]
     parameters = SplitParameters(group_by=group_by)
     trained: set[str] = set()
@@ -134,7 +134,7 @@ def test_group_by_column_without_values_is_refused() -> None:
 
 
 def test_records_without_a_group_are_stratified_as_one_group() -> None:
-    """A group is not kept together, it is spread: what has none belongs to no split more than to another."""
+    """Groups are stratified, not kept together: records without one have no preferred split."""
     rows = [{**row, "class": "a" if number % 2 else None} for number, row in enumerate(numbered(80))]
     splits = split(rows, SplitParameters(validation=0.25, test=0.25, group_by="class"))
     for name, each in (("train", 20), ("validation", 10), ("test", 10)):
@@ -210,7 +210,7 @@ def test_published_splits_reference_their_dataset_and_match_their_counts(tmp_pat
 
 
 def test_split_records_match_recorded_assignment_in_dataset_order(tmp_path: Path) -> None:
-    """And in the order of the version: they were in the order in which they are drawn, while splits were copies."""
+    """Dataset order. Regression: splits stored as copies were in draw order."""
     place = Place(tmp_path, numbered(50))
     result = place.run()
     found = {
@@ -226,7 +226,7 @@ def test_split_has_one_file_per_dataset_file_with_records_in_it(tmp_path: Path) 
     place = Place(tmp_path, numbered(3, part="train"))
     write_json_lines(tmp_path / "raw" / "second.jsonl", numbered(4, part="test"))
     held_out = [*numbered(1, part="val"), *numbered(1, part="train")]
-    text = "\n\n".join(json.dumps(row) for row in held_out)  # no newline at the end, and a line that holds nothing
+    text = "\n\n".join(json.dumps(row) for row in held_out)  # no final newline, and an empty line
     (tmp_path / "raw" / "third.jsonl").write_text(text)
     place.dataset = place.store.publish(tmp_path / "raw", "s3://hanzo-ml/datasets/d/2/records", "dataset")
     job = place.job().model_copy(update={"parameters": {"column": "part"}})
@@ -256,7 +256,7 @@ def test_text_with_unicode_line_separator_stays_one_record(tmp_path: Path, separ
 
 MEGABYTES = 150
 LIMIT = 240 << 20
-"""Of data memory: Python with its libraries takes about 100 MB of it."""
+"""Data memory limit: Python with its libraries takes about 100 MB of it."""
 
 
 @pytest.mark.slow

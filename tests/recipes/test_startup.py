@@ -1,4 +1,4 @@
-"""What a program settles before it imports the libraries."""
+"""Settings that a program makes before importing the libraries."""
 
 import gc
 import logging
@@ -26,7 +26,7 @@ def as_before() -> Iterator[None]:
     [("transformers.trainer", 0), ("accelerate.accelerator", 0), ("torch.distributed.c10d_logger", 0), ("own_objective", 1)],
 )
 def test_future_warnings_of_libraries_are_hidden(module: str, shown: int) -> None:
-    """A job of several processes began with what accelerate is to call otherwise, once for each of them."""
+    """Regression: each process of a job logged accelerate's deprecation warnings."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         prepare_imports()
@@ -38,7 +38,7 @@ def test_future_warnings_of_libraries_are_hidden(module: str, shown: int) -> Non
     ("words", "shown"), [("Gradient accumulation steps mismatch: GradientAccumulationPlugin has 1", 0), ("it is full", 1)]
 )
 def test_deepspeed_accumulation_warning_is_hidden(words: str, shown: int, caplog: pytest.LogCaptureFixture) -> None:
-    """It was told to, and the log of a run in ZeRO warned of it."""
+    """Regression: ZeRO runs logged a warning about an intended setting."""
     prepare_imports()
     logging.getLogger("accelerate.accelerator").warning(words)
     assert len(caplog.records) == shown

@@ -1,4 +1,4 @@
-"""What a program imports before it begins is not searched for cycles, which was a third of each start; its work is."""
+"""Garbage collection skips startup imports, a third of the start time, but covers the work."""
 
 import subprocess
 import sys

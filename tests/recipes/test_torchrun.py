@@ -1,4 +1,4 @@
-"""How a job of several processes ends: as the first of them did, or killed where one was."""
+"""Exit code of a multi-process job: the first failure's, or killed if any was killed."""
 
 import os
 import signal
@@ -37,11 +37,11 @@ def await_death():
     [
         ([EXIT_BAD_CONFIGURATION], EXIT_BAD_CONFIGURATION),
         ([EXIT_PREEMPTED, 1], EXIT_PREEMPTED),
-        ([1, EXIT_BAD_CONFIGURATION], EXIT_BAD_CONFIGURATION),  # the other failed for want of it
+        ([1, EXIT_BAD_CONFIGURATION], EXIT_BAD_CONFIGURATION),  # the other failed as a consequence
         ([EXIT_PREEMPTED, EXIT_RESTART], EXIT_RESTART),
         ([EXIT_PREEMPTED, -15], EXIT_PREEMPTED),
-        ([1, -9], 137),  # the other failed for want of it
-        ([-9, EXIT_PREEMPTED], 137),  # torchrun told the other to end, which saved a checkpoint
+        ([1, -9], 137),  # the other failed as a consequence
+        ([-9, EXIT_PREEMPTED], 137),  # torchrun stopped the other, which saved a checkpoint
         ([-11], 139),
         ([-15, EXIT_BAD_CONFIGURATION], EXIT_BAD_CONFIGURATION),
         ([-9, EXIT_RESTART], EXIT_RESTART),
@@ -54,7 +54,7 @@ def test_exit_code_of_processes_is_passed_on(codes: list[int], expected: int) ->
 
 
 def test_only_processes_failing_with_the_first_determine_exit_code() -> None:
-    """One that torchrun killed, which did not heed its SIGTERM, was no kill: a bad configuration was tried twelve times."""
+    """Regression: torchrun's SIGKILL of a slow peer counted, so bad configurations were retried twelve times."""
     times = {0: 100, 1: 101, 2: 102, 3: 160}
     failures = [ProcessFailure(rank, 1, code, "none") for rank, code in enumerate((EXIT_BAD_CONFIGURATION, 1, -15, -9))]
     for failure in failures:
@@ -75,7 +75,7 @@ def test_only_processes_failing_with_the_first_determine_exit_code() -> None:
 def test_own_exit_is_reported_and_a_kill_counts_as_kill(
     tmp_path: Path, first: str, second: str, expected: int, told: bool
 ) -> None:
-    """Of two processes, as torchrun ends the other: at once, or by SIGKILL when it does not heed it."""
+    """torchrun ends the other process at once, or by SIGKILL after an ignored SIGTERM."""
     job = House(tmp_path).job("")
     work = Path(job.work_dir)
     work.mkdir(parents=True)
@@ -103,7 +103,7 @@ sys.exit(143)
 
 @pytest.mark.slow
 def test_repeated_sigterm_is_forwarded_once(tmp_path: Path) -> None:
-    """It began to wait for them anew, and was once found waiting, minutes later, for one that had ended."""
+    """Regression: a second SIGTERM restarted the wait, which once hung on an ended process."""
     options = ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1", "--nproc-per-node=2")
     command = [sys.executable, "-m", "recipes.torchrun", *options, "--shutdown-timeout=60", "--no-python"]
     command += [sys.executable, "-c", SLOW_TO_END, str(tmp_path)]

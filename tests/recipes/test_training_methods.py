@@ -1,4 +1,4 @@
-"""Every method through train, evaluate and convert, in this process, on a model that takes a second to make."""
+"""Every method through train, evaluate and convert in this process, on a tiny model."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,7 @@ METHODS: dict[str, dict[str, Any]] = {"lora": LORA, "qlora": QLORA, "full": FULL
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_method_passes_training_evaluation_and_conversion(tiny: TinyTraining, method: str) -> None:
-    """Trained, resumed to the same bytes on another machine, evaluated, merged and exported."""
+    """Trained, resumed bit-identically on another machine, evaluated, merged and exported."""
     recipe = METHODS[method]
     role = tiny.recipe(**recipe).trained_role
     trained = tiny.train(method, **recipe)
@@ -63,7 +63,7 @@ def test_method_passes_training_evaluation_and_conversion(tiny: TinyTraining, me
 
 @pytest.fixture
 def computes_bfloat16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A processor without the instructions can too, slowly."""
+    """Pretend native support; other processors compute bfloat16 too, but slowly."""
     (tmp_path / "cpuinfo").write_text("flags : avx512_bf16")
     monkeypatch.setattr(precision, "CPUINFO", tmp_path / "cpuinfo")
 
@@ -74,13 +74,13 @@ def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.usefixtures("computes_bfloat16")
 def test_full_bfloat16_training_updates_every_weight_at_a_tiny_learning_rate(tiny: TinyTraining) -> None:
-    """A step of 5e-6, as zen-72b-full has it: of weights kept in bfloat16 hardly one would move."""
+    """As in zen-72b-full: a step of 5e-6 changes hardly any weight stored in bfloat16."""
     recipe = FULL | {"dtype": "bfloat16", "max_steps": 1, "learning_rate": 5e-6, "seed": 7}
     trained = tiny.train("full-bfloat16", **recipe)
     before = tensors_of(tiny.model)
     after = tensors_of(tiny.folder / "work/full-bfloat16/checkpoints/1")
     assert before.keys() == after.keys()
-    # Embeddings of words that did not come up have no gradient, nor have products that bfloat16 rounds to zero.
+    # Embeddings of unused tokens have no gradient, nor have products that round to zero in bfloat16.
     moved = {name: (after[name] != before[name].float()).float().mean().item() for name in before}
     assert {tensor.dtype for tensor in after.values()} == {torch.float32}
     assert min(share for name, share in moved.items() if "embed" not in name) > 0.9
@@ -97,7 +97,7 @@ def test_full_bfloat16_training_updates_every_weight_at_a_tiny_learning_rate(tin
 @pytest.mark.slow
 @pytest.mark.usefixtures("computes_bfloat16")
 def test_full_bfloat16_training_computes_in_bfloat16(tiny: TinyTraining) -> None:
-    """Near what float32 gives, and not equal, or nothing would be gained; resumed to the same bytes."""
+    """Close to float32 but not equal, which would mean no saving; resumes bit-identically."""
     recipe = FULL | {"dtype": "bfloat16"}
     trained = tiny.train("computed-in-bfloat16", **recipe)
     exact = losses(tiny.train("computed-in-float32", **FULL))
@@ -109,7 +109,7 @@ def test_full_bfloat16_training_computes_in_bfloat16(tiny: TinyTraining) -> None
 
 @pytest.mark.slow
 def test_activation_checkpointing_changes_no_loss_or_weight(tiny: TinyTraining) -> None:
-    """Dropout is on: what is computed a second time must draw the same."""
+    """With dropout: recomputation must draw the same random numbers."""
     plain = tiny.train("kept", **LORA, max_steps=2)
     again = tiny.train("computed-twice", **LORA, max_steps=2, gradient_checkpointing=True)
     assert losses(again) == losses(plain)
@@ -139,7 +139,10 @@ def test_a_paged_optimizer_needs_a_gpu(tiny: TinyTraining, monkeypatch: pytest.M
 
 
 def test_qlora_base_weights_are_quantized_to_nf4(tiny: TinyTraining) -> None:
-    """Every projection of a block, its constants quantized too. The bound is NF4's error on normally distributed weights."""
+    """Every projection of a block, with quantized constants.
+
+    The bounds contain the error of NF4 on normally distributed weights.
+    """
     model = load_model(tiny.model, tiny.recipe(**QLORA))
     quantized = {name: module.weight for name, module in model.named_modules() if isinstance(module, Linear4bit)}
     assert len(quantized) == 2 * 7
@@ -152,9 +155,9 @@ def test_qlora_base_weights_are_quantized_to_nf4(tiny: TinyTraining) -> None:
 
 
 def test_qlora_gradients_are_unchanged_after_an_evaluation(tiny: TinyTraining) -> None:
-    """Where the processor computes in bfloat16, bitsandbytes packed the weights for it, and left the gradients out."""
+    """Regression: on bfloat16 processors bitsandbytes packed the weights and dropped the gradients."""
     model = load_model(tiny.model, tiny.recipe(**QLORA | {"lora_dropout": 0.0}))
-    with torch.no_grad():  # an adapter begins as nothing, which has no gradient
+    with torch.no_grad():  # a new adapter is zero and has no gradient
         for name, tensor in model.named_parameters():
             if "lora_B" in name:
                 tensor.fill_(0.01)
@@ -182,7 +185,7 @@ def test_nf4_width_unsupported_on_cpu_is_refused(tiny: TinyTraining, tmp_path: P
 
 
 def test_unknown_lora_target_module_is_refused(tiny: TinyTraining) -> None:
-    """PEFT says nothing where it finds another: `v_prj` was not trained, and nobody was told."""
+    """PEFT ignores unknown modules if another matches. Regression: `v_prj` was silently not trained."""
     with pytest.raises(BadConfiguration, match="does not fit its base model: it has no module 'v_prj'"):
         load_model(tiny.model, tiny.recipe(**LORA | {"lora_target_modules": ["q_proj", "v_prj"]}))
     load_model(tiny.model, tiny.recipe(**LORA | {"lora_target_modules": ["self_attn.q_proj", "lm_head"]}))

@@ -1,4 +1,4 @@
-"""Storage URIs are stored in manifests and rows: their exact form is a contract, and only one module builds them."""
+"""Storage URIs: their form is a stored contract, built by a single module."""
 
 import ast
 from collections.abc import Iterator
@@ -57,7 +57,7 @@ def spells_uri(text: str) -> bool:
 
 
 def strings(file: Path) -> Iterator[str]:
-    """The string constants of a module, without docstrings."""
+    """Yield the string constants of a module, without docstrings."""
     tree = ast.parse(file.read_text())
     prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):

@@ -1,6 +1,7 @@
-"""A real Llama folder that takes a second to make: two layers, grouped-query attention, a trained byte-level tokenizer.
+"""A real Llama model that is created in a second.
 
-Its weights are random, so its answers mean nothing; what it proves is that two runtimes compute the same.
+Two layers, grouped-query attention, a trained byte-level tokenizer. Its weights are random: its answers mean nothing,
+but show that two runtimes compute the same.
 """
 
 from pathlib import Path
@@ -26,7 +27,7 @@ CHAT_TEMPLATE = (
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level BPE split as SmolLM2's is: single digits, then GPT-2's pattern."""
+    """Return a byte-level BPE that splits like SmolLM2's: single digits, then GPT-2's pattern."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -83,7 +84,7 @@ def make_tiny_model(folder: Path, seed: int = 0) -> Path:
 
 
 def make_tiny_adapter(base: Path, folder: Path, seed: int = 1) -> Path:
-    """A LoRA adapter of `base` that changes its answers, as PEFT saves it."""
+    """Write a LoRA adapter of `base` that changes its answers, as PEFT saves it."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         config = LoraConfig(
@@ -95,7 +96,7 @@ def make_tiny_adapter(base: Path, folder: Path, seed: int = 1) -> Path:
         model = get_peft_model(LlamaForCausalLM.from_pretrained(base, dtype=torch.float32), config)
         with torch.no_grad():
             for name, tensor in model.named_parameters():
-                if "lora_B" in name:  # zeros, as training starts, would change nothing
+                if "lora_B" in name:  # zeros, the initial value, would change nothing
                     tensor.normal_(std=0.05)
     model.save_pretrained(str(folder))
     return folder

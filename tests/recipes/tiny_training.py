@@ -1,4 +1,4 @@
-"""A tiny model, a handful of records and a store: the programs train, evaluate and convert run on them in this process."""
+"""Train, evaluate and convert a tiny model in this process, on few records."""
 
 import json
 import shutil
@@ -51,7 +51,7 @@ FULL: dict[str, Any] = {"method": "full", "dtype": "float32", "learning_rate": 1
 
 
 class TinyTraining:
-    """The folder holds everything; `train` with a name that was used before goes on with that run."""
+    """Workspace in one folder; `train` resumes the run when a name is reused."""
 
     def __init__(self, folder: Path, rows: Sequence[Mapping[str, Any]] = QUESTIONS) -> None:
         self.folder = folder
@@ -84,7 +84,7 @@ class TinyTraining:
             {"run": self.run, "train": self.splits["train"], "validation": self.splits["validation"]},
             {"recipe": recipe.model_dump(mode="json")},
             {"checkpoints": f"s3://hanzo-ml/checkpoints/{name}", role: f"s3://hanzo-ml/runs/{name}/{role}"},
-            tracking=Tracking(uri="http://127.0.0.1:9", run_id=name),  # nobody listens there
+            tracking=Tracking(uri="http://127.0.0.1:9", run_id=name),  # no server listens there
             checkpoint=CheckpointPolicy(interval_steps=2),
             distributed=recipe.distributed,
         )
@@ -97,10 +97,10 @@ class TinyTraining:
             try:
                 return program.train(job, self.store, made(job))
             finally:
-                signal.signal(signal.SIGTERM, before)  # the program has its own way to end on it
+                signal.signal(signal.SIGTERM, before)  # restore the handler that the program replaced
 
     def untrained(self, **changed: Any) -> Result:
-        """As if training had left an adapter of random numbers."""
+        """Return a result as if training had produced an adapter of random numbers."""
         cache = self.folder / "cache"
         cache.mkdir(exist_ok=True)
         base = base_model.resolve_base_model(self.recipe(**changed).base_model, self.store, cache)
@@ -109,7 +109,7 @@ class TinyTraining:
         return Result(work_digest="0" * 64, artifacts=artifacts, metrics={}, facts={})
 
     def lose_checkpoints(self, name: str, after: int) -> None:
-        """What a kill soon after step `after` leaves, on another machine."""
+        """Leave what another machine finds after a kill soon after step `after`."""
         shutil.rmtree(self.folder / "work" / name)
         uri = f"s3://hanzo-ml/checkpoints/{name}"
         steps = {found.removeprefix(f"{uri}/").split("/")[0] for found in self.store.list(uri)}
@@ -165,7 +165,7 @@ class TinyTraining:
 
 
 def losses(result: Result) -> list[float]:
-    """The loss of each step that this process did."""
+    """Return the loss of each step that this process computed."""
     return list(result.facts["losses"].values())  # type: ignore[union-attr]
 
 

@@ -1,4 +1,4 @@
-"""What a loss of power leaves of a checkpoint: all of it, or nothing that has its name."""
+"""Durability of a checkpoint commit: a power failure leaves a complete checkpoint or none."""
 
 import os
 from pathlib import Path
@@ -13,7 +13,7 @@ FILES = ("adapter_model.safetensors", "optimizer.pt", "rng/state.bin")
 
 @pytest.fixture
 def done(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Path]]:
-    """What is told to the disk, in its order: which file or folder is flushed, and which name is given."""
+    """Record fsync and rename calls, in order: what is flushed, and the new name."""
     told: list[tuple[str, Path]] = []
     flush, rename = os.fsync, os.replace
 

@@ -1,4 +1,4 @@
-"""What happens to a checkpoint on its way from an S3 server is not taken for what lies there."""
+"""A checkpoint corrupted during download from S3 is not taken for a corrupt stored one."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def store(s3: S3Server, tmp_path: Path) -> Store:
 def test_corruption_in_transit_does_not_delete_the_stored_checkpoint(
     store: Store, s3: S3Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    """It was deleted in the store, where it was whole: a run that had no other began anew."""
+    """Regression: the intact stored checkpoint was deleted; without another one the run restarted from zero."""
     s3.spoiling = name
     found = CheckpointManager(tmp_path / "new", store, URI, 3).latest()
     assert not s3.spoiling, "it was asked for"

@@ -1,4 +1,4 @@
-"""On a disk that has no room for all checkpoints that stay, those that the store has too give way."""
+"""On a full disk, local checkpoints that are already in the store are removed first."""
 
 import time
 from collections.abc import Callable
@@ -21,7 +21,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def disk_of(size: int) -> Callable[[Path], int]:
-    """How much is free of a disk that holds nothing but a folder of weights."""
+    """Return a function giving the free space of a disk that holds only weights files."""
     return lambda folder: size - sum(file.stat().st_size for file in folder.rglob("weights"))
 
 
@@ -79,7 +79,7 @@ def test_checkpoint_missing_in_the_store_is_not_evicted(
 
 
 class SlowStore(Store):
-    """What is uploaded takes its time."""
+    """A store with slow uploads."""
 
     def put_file(self, uri: str, path: Path) -> None:
         time.sleep(0.2)

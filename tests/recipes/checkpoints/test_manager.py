@@ -1,4 +1,4 @@
-"""Checkpoints: half a one never counts, a broken one falls back and says so, a lost machine loses nothing."""
+"""Checkpoints: atomic saves, fallback from corrupt ones, recovery after losing a machine."""
 
 import errno
 import json
@@ -94,7 +94,7 @@ def test_commit_runs_in_background_while_training_continues(
         (folder / "optimizer.pt").write_bytes(b"moments")
     assert (checkpoints.local_steps(), capfd.readouterr().out) == ([], "")
     may_end.set()
-    found = checkpoints.latest()  # it waits
+    found = checkpoints.latest()  # waits for the commit
     assert found and found[0] == 1 and find_corruption(found[1], 1) is None
     assert "there is one" in capfd.readouterr().out
 
@@ -118,7 +118,7 @@ def test_failed_commit_is_raised_at_the_next_save(store: Store, tmp_path: Path, 
 def test_download_that_filled_the_disk_is_removed_and_retried_later(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The reason was not to be written down either, and the program was taken for killed, and started twelve times."""
+    """Regression: `exit.json` was not written either; the program was restarted twelve times as killed."""
 
     def half(source: Path, target: Path) -> None:
         target.write_bytes(b"half")
@@ -137,7 +137,7 @@ def test_download_that_filled_the_disk_is_removed_and_retried_later(
 def test_save_flushes_all_files_and_folders_before_rename(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The names of its files are, which their folder holds: where the power fails, files that nobody names are gone."""
+    """Without an fsync of the directory a power failure can lose its entries."""
     flush, replace, flushed, needed = os.fsync, os.replace, set(), set()
 
     def remembered(descriptor: int) -> None:
@@ -153,7 +153,7 @@ def test_save_flushes_all_files_and_folders_before_rename(
     monkeypatch.setattr(os, "fsync", remembered)
     monkeypatch.setattr(os, "replace", named)
     save(opened(store, tmp_path), 1)
-    assert len(needed) == 6  # three files, their folder's folder, the manifest, and the folder
+    assert len(needed) == 6  # three files, a subfolder, the manifest and the checkpoint folder
 
 
 def test_an_error_while_writing_leaves_no_checkpoint(store: Store, tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ commit_checkpoint(Path(sys.argv[1]), Path(sys.argv[2]), {"again": True})
 def test_kill_before_rename_loses_neither_old_nor_new_checkpoint(
     store: Store, tmp_path: Path, there: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """What had the name is removed first: the checkpoint was nowhere then, but for what had been uploaded."""
+    """The commit removes the old folder first: the temporary one may be the only copy."""
     checkpoints = opened(store, tmp_path)
     save(checkpoints, 1, 2)
     scratch, target = tmp_path / "local" / ".2.tmp", tmp_path / "local" / "2"
@@ -269,7 +269,7 @@ def test_corrupt_newest_checkpoint_falls_back_with_a_log_line(
 ) -> None:
     save(opened(store, tmp_path), 1, 2)
     DAMAGE[damage](tmp_path / "local" / "2")
-    store.delete(f"{URI}/2")  # the upload was not done yet
+    store.delete(f"{URI}/2")  # the upload had not finished
     capsys.readouterr()
     assert_whole(opened(store, tmp_path).latest(), 1)
     said = capsys.readouterr().out
@@ -298,7 +298,7 @@ def test_corrupt_upload_falls_back_with_a_log_line(
     capsys.readouterr()
     found = opened(store, tmp_path).latest()
     assert_whole(found, 1)
-    if damage not in ("no manifest", "half a manifest"):  # without one there is no upload, so nothing to say
+    if damage not in ("no manifest", "half a manifest"):  # without a manifest there is no upload, so nothing is logged
         assert "uploaded checkpoint 2 is broken" in capsys.readouterr().out
 
 
@@ -323,7 +323,7 @@ def test_a_machine_without_the_local_folder_restores_the_latest(store: Store, tm
 
 
 class Remote(Store):
-    """A store that is not on this machine: everything goes through its downloads."""
+    """A remote store: every file is downloaded."""
 
     def local_path(self, uri: str) -> Path | None:
         return None
@@ -334,7 +334,7 @@ def test_corrupt_restored_checkpoint_is_downloaded_again(store: Store, tmp_path:
     remote = Remote(store.address)
     shutil.rmtree(tmp_path / "local")
     assert_whole(opened(remote, tmp_path).latest(), 2)
-    # The disk damages both what was restored and what was downloaded; the store still has the checkpoint.
+    # The disk damages both the restored and the downloaded copy; the stored checkpoint is intact.
     for path in [*(tmp_path / "local").rglob("optimizer.pt")]:
         flip(path, 100)
     assert_whole(opened(remote, tmp_path).latest(), 2)
@@ -358,7 +358,7 @@ def test_retention_ignores_run_with_common_name_prefix(store: Store, tmp_path: P
 
 
 def test_upload_interrupted_by_a_kill_is_completed_on_resume(store: Store, tmp_path: Path) -> None:
-    """It was on one machine until the next checkpoint was saved: had that died, two intervals were lost."""
+    """Regression: until the next save a single machine had it, whose loss cost two intervals."""
     save(opened(store, tmp_path), 1, 2)
     (stored(store, 2, MANIFEST_FILE)).unlink()
     again = opened(store, tmp_path)
@@ -377,7 +377,7 @@ def test_upload_interrupted_by_a_kill_is_completed_on_resume(store: Store, tmp_p
 @pytest.mark.requirement("I15")
 def test_a_half_uploaded_checkpoint_is_never_the_latest(store: Store, tmp_path: Path) -> None:
     save(opened(store, tmp_path), 1)
-    for name in FILES:  # everything but the manifest arrived
+    for name in FILES:  # all files except the manifest were uploaded
         store.put_bytes(f"{URI}/2/{name}", content(2, name))
     shutil.rmtree(tmp_path / "local")
     checkpoints = opened(store, tmp_path)
@@ -394,7 +394,7 @@ def compressing(store: Store, tmp_path: Path, keep_last: int = 3) -> CheckpointM
 def test_compressed_upload_is_smaller_and_restores_exactly(
     store: Store, tmp_path: Path, open_again: Callable[[Store, Path], CheckpointManager]
 ) -> None:
-    """Whether what is resumed compresses too makes no difference."""
+    """The resumed run may have another compression setting."""
     checkpoints = compressing(store, tmp_path)
     save(checkpoints, 1, 2)
     assert_whole((2, tmp_path / "local" / "2"), 2)
@@ -428,7 +428,7 @@ def test_killed_compression_leaves_no_files(store: Store, tmp_path: Path) -> Non
 
 
 class Slow(Store):
-    """A store whose files arrive when the test says so."""
+    """A store whose uploads complete when the test allows it."""
 
     def __init__(self, address: StoreAddress) -> None:
         super().__init__(address)
@@ -456,7 +456,7 @@ def test_upload_in_progress_is_invisible_until_its_manifest(store: Store, tmp_pa
 def test_upload_overtaken_by_retention_leaves_no_files(
     store: Store, tmp_path: Path, compression: Literal["zstd"] | None
 ) -> None:
-    """Files without a manifest are invisible, so nobody would ever delete them."""
+    """Files without a manifest are invisible to listings, so they would never be deleted."""
     slow = Slow(store.address)
     checkpoints = CheckpointManager(tmp_path / "local", slow, URI, 1, compression)
     for step in (1, 2):
@@ -470,7 +470,7 @@ def test_upload_overtaken_by_retention_leaves_no_files(
 
 
 class Late(Slow):
-    """Files that arrive when the test says so, long after they were sent by the clock."""
+    """Uploads that complete when the test allows it and take long by the clock."""
 
     def __init__(self, address: StoreAddress, clock: list[float]) -> None:
         super().__init__(address)
@@ -490,7 +490,7 @@ def write(checkpoints: CheckpointManager, step: int, loss: float | None = None) 
 def test_slow_uploads_send_the_newest_and_the_best_checkpoint(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each was removed before it had arrived: from the fifth on, none did."""
+    """Regression: from the fifth on, each checkpoint was removed before its upload finished."""
     now = [0.0]
     monkeypatch.setattr("recipes.checkpoints.remote.time.monotonic", lambda: now[0])
     late = Late(store.address, now)
@@ -539,7 +539,7 @@ def test_best_step_is_known_without_fetching(store: Store, tmp_path: Path) -> No
 
 
 class Flaky(Store):
-    """A store that fails so many times on the files of one step."""
+    """A store that fails a number of times on the files of one step."""
 
     def __init__(self, address: StoreAddress, step: int, times: int) -> None:
         super().__init__(address)
@@ -556,7 +556,7 @@ class Flaky(Store):
 def test_failed_upload_is_retried_and_does_not_end_the_run(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, times: int
 ) -> None:
-    """At the end of training everything that should be in the store is there: the network's bad seconds are over."""
+    """After training, every checkpoint that should be stored is stored despite brief network errors."""
     paused: list[float] = []
     monkeypatch.setattr("tenacity.nap.time.sleep", paused.append)
     save(opened(Flaky(store.address, step, times), tmp_path), 1, 2)
@@ -567,9 +567,9 @@ def test_failed_upload_is_retried_and_does_not_end_the_run(
 def test_best_checkpoint_is_uploaded_after_a_long_outage(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """It was on one machine alone for the rest of the run: had that died, another one would have been published.
+    """Regression: the best checkpoint stayed on one machine, whose loss would have published another one.
 
-    The store answers for the next one, and once more not for it: then it comes with the one after.
+    The store accepts checkpoint 2 but fails for checkpoint 1 again, which is then uploaded with checkpoint 3.
     """
     monkeypatch.setattr("tenacity.nap.time.sleep", lambda seconds: None)
     checkpoints = opened(Flaky(store.address, step=1, times=4), tmp_path, keep_last=1)
@@ -586,7 +586,7 @@ def test_best_checkpoint_is_uploaded_after_a_long_outage(
 def test_metadata_updated_during_an_outage_is_uploaded_with_its_checkpoint(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its validation loss comes later than its files: without it nobody would know which one is the best."""
+    """The validation loss follows later than the files, and determines the best checkpoint."""
     monkeypatch.setattr("tenacity.nap.time.sleep", lambda seconds: None)
     checkpoints = opened(Flaky(store.address, step=1, times=3), tmp_path)
     write(checkpoints, 1)
@@ -630,18 +630,18 @@ def test_missing_best_checkpoint_is_uploaded_on_resume_if_intact(store: Store, t
 
 
 def halves(store: Store, *steps: int) -> None:
-    """What is left in the store where an upload or a deletion breaks off."""
+    """Create what an interrupted upload or deletion leaves in the store."""
     for step in steps:
         store.put_bytes(f"{URI}/{step}/optimizer.pt", b"moments")
 
 
 def steps_in(store: Store) -> set[str]:
-    """Of all that lies there, whole or not."""
+    """Return all step folders in the store, complete or not."""
     return {uri.removeprefix(URI + "/").split("/")[0] for uri in store.list(URI)}
 
 
 def test_partial_uploads_and_deletions_are_cleaned_after_next_upload(store: Store, tmp_path: Path) -> None:
-    """The store was away as it was sent, or deleted, and no listing of checkpoints shows what has no manifest."""
+    """Outages leave files without a manifest, which no listing of checkpoints shows."""
     save(opened(store, tmp_path, keep_last=1), 4)
     halves(store, 1, 3)
     store.put_bytes(f"{URI}/from-3/2/optimizer.pt", b"of another way of the run")
@@ -650,7 +650,7 @@ def test_partial_uploads_and_deletions_are_cleaned_after_next_upload(store: Stor
 
 
 def test_partial_deletions_are_cleaned_without_a_new_upload(store: Store, tmp_path: Path) -> None:
-    """Killed as it deleted what its last checkpoint had replaced."""
+    """The run was killed while it deleted the checkpoint replaced by its last one."""
     save(opened(store, tmp_path, keep_last=1), 4)
     halves(store, 3)
     (tmp_path / "local" / "3").mkdir()
@@ -675,7 +675,7 @@ def test_permanently_failed_upload_of_the_newest_ends_the_run(
 def test_discarded_checkpoint_is_not_uploaded_afterwards(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The weights of a diverged step would be the newest for whoever goes on from the store."""
+    """Otherwise a run resumed from the store would start from a diverged step's weights."""
     put, begun, held = Store.put_manifest, threading.Event(), threading.Event()
 
     def hold(self: Store, uri: str, manifest: Manifest) -> Artifact:
@@ -700,7 +700,7 @@ def test_corrupt_upload_does_not_displace_a_valid_one(store: Store, tmp_path: Pa
     os.truncate(tmp_path / "local" / "8" / "optimizer.pt", 5)
     resumed = opened(store, tmp_path, keep_last=1)
     assert resumed.latest() is None
-    save(resumed, 6)  # asked to stop before it was at 8 again
+    save(resumed, 6)  # stopped before it reached step 8 again
     shutil.rmtree(tmp_path / "local")
     assert_whole(opened(store, tmp_path, keep_last=1).latest(), 6)
 
@@ -744,7 +744,7 @@ exit $code
 
 
 def run_on_a_full_disk(job: Job, tmp_path: Path) -> subprocess.CompletedProcess[str]:
-    """Run FULL_DISK with a work folder of 1 MB; where nobody may mount one, with files of at most 500 kB."""
+    """Run FULL_DISK on a 1 MB disk, or without mount permission with 500 kB files."""
     (tmp_path / "job.json").write_text(job.model_dump_json())
     disk, kept = Path(job.work_dir), tmp_path / "kept"
     disk.mkdir()
@@ -772,7 +772,7 @@ def run_on_a_full_disk(job: Job, tmp_path: Path) -> subprocess.CompletedProcess[
 
 @pytest.mark.parametrize("how", ["file", "safetensors", "torch"])
 def test_full_disk_keeps_the_previous_checkpoint_and_logs_one_line(store: Store, tmp_path: Path, how: str) -> None:
-    """Written by the libraries that the trainer uses; each has its own error for a disk that is full."""
+    """The trainer's libraries write the files; each has its own error for a full disk."""
     job = Job(
         id="full",
         program=Program.TRAIN,
@@ -798,11 +798,11 @@ def test_full_disk_keeps_the_previous_checkpoint_and_logs_one_line(store: Store,
 def test_metadata_added_later_counts_locally_and_on_another_machine(
     store: Store, tmp_path: Path, open_again: Callable[[Store, Path], CheckpointManager]
 ) -> None:
-    """Its loss is known only after a resumed run has evaluated it."""
+    """The validation loss is known only after a resumed run has evaluated the checkpoint."""
     checkpoints = open_again(store, tmp_path)
     save(checkpoints, 1, 2, 3)
     checkpoints.update_metadata(2, {VALIDATION_LOSS_KEY: 1.5})
-    checkpoints.update_metadata(7, {VALIDATION_LOSS_KEY: 0.5})  # there is none
+    checkpoints.update_metadata(7, {VALIDATION_LOSS_KEY: 0.5})  # does not exist
     checkpoints.wait()
     assert_whole(checkpoints.best(), 2)
     shutil.rmtree(tmp_path / "local")

@@ -1,4 +1,4 @@
-"""A run on several machines goes on from one checkpoint: what one of them offers, the others take, whatever they have."""
+"""All nodes resume from the same checkpoint, regardless of what each has locally."""
 
 from pathlib import Path
 
@@ -48,7 +48,7 @@ def test_checkpoint_present_in_the_store_is_not_uploaded_again(store: Store, tmp
 
 
 def test_local_checkpoint_of_same_step_with_other_weights_is_replaced(store: Store, tmp_path: Path) -> None:
-    """The run was healed while this machine had no part in it, and came to the step once more."""
+    """The run recovered without this machine and reached the same step again."""
     first, second = machine(tmp_path, "first", store), machine(tmp_path, "second", store)
     save(first, 8, "diverged")
     second.ensure_local(8, read_content_digest(first.folder / "8"))
@@ -59,7 +59,7 @@ def test_local_checkpoint_of_same_step_with_other_weights_is_replaced(store: Sto
 
 
 def test_validation_loss_update_does_not_change_content_digest(store: Store, tmp_path: Path) -> None:
-    """It would be fetched again, which takes minutes where it is large."""
+    """A changed digest would download a large checkpoint again, which takes minutes."""
     first, second = machine(tmp_path, "first", store), machine(tmp_path, "second", store)
     save(first, 8, "of 8")
     second.ensure_local(8, read_content_digest(first.folder / "8"))

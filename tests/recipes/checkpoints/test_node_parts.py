@@ -1,4 +1,4 @@
-"""What several machines save together: whole with the last part that arrives, and never of parts of different times."""
+"""Checkpoints saved by several nodes: complete with the last part, never mixing saves."""
 
 import itertools
 import threading
@@ -78,7 +78,7 @@ def test_machine_keeps_only_its_own_part_locally(store: Store, tmp_path: Path) -
 
 
 def test_parts_of_different_saves_are_not_combined(store: Store, tmp_path: Path) -> None:
-    """The run came to the step once more, after one machine had uploaded its part of the first time."""
+    """The step was reached again after one machine had uploaded its first part."""
     first, second = machines(store, tmp_path)
     write(second, 6, CheckpointPart(number=2, of=2, save="save-6"))
     second.wait()
@@ -150,7 +150,7 @@ def test_each_machine_compresses_its_own_part(store: Store, tmp_path: Path) -> N
 
 
 def test_pruning_keeps_parts_still_being_uploaded(store: Store, tmp_path: Path) -> None:
-    """One machine prunes for all, and is done earlier than the others."""
+    """One machine prunes for all and finishes before the others."""
     first, second = machines(store, tmp_path)
     for step in (2, 4, 6):
         write(first, step, CheckpointPart(number=1, of=2, save=f"save-{step}"))
@@ -162,7 +162,7 @@ def test_pruning_keeps_parts_still_being_uploaded(store: Store, tmp_path: Path) 
 
 
 def test_pruning_keeps_parts_uploaded_before_the_first_machine(store: Store, tmp_path: Path) -> None:
-    """It was still writing its own part of the step, and took that of the faster one for what a kill had left."""
+    """Regression: the first machine, still writing its part, pruned the faster machine's as abandoned."""
     first, second = machines(store, tmp_path)
     save([first, second], 4)
     write(second, 6, CheckpointPart(number=2, of=2, save="save-6"))
@@ -176,7 +176,7 @@ def test_pruning_keeps_parts_uploaded_before_the_first_machine(store: Store, tmp
 
 
 def test_pruning_keeps_own_parts_waiting_for_a_slower_machine(store: Store, tmp_path: Path) -> None:
-    """It had left the step behind and kept the newest alone: of a slower one, nothing was ever whole."""
+    """Regression: a machine keeping only its newest part never matched a slower machine's step."""
     first, second = (CheckpointManager(tmp_path / name, store, URI, 1) for name in ("first", "second"))
     for step in (4, 6, 8):
         write(first, step, CheckpointPart(number=1, of=2, save=f"save-{step}"))
@@ -230,14 +230,14 @@ def test_machine_completes_its_local_part_to_the_checkpoint_of_the_first(store: 
     before = (second.folder / "6" / "rows-2").stat().st_ino
     second.ensure_local(6, read_content_digest(found[1]))
     assert rows_in(second.folder / "6") == of(6)
-    if store.local_path(URI) is None:  # else it is copied from the folder that the store is
+    if store.local_path(URI) is None:  # a folder store copies the file instead
         assert (second.folder / "6" / "rows-2").stat().st_ino == before
 
 
 def test_simultaneous_last_parts_both_complete_the_checkpoint(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both see all parts before one of them has made them whole."""
+    """Both see all parts before either has completed the checkpoint."""
     together, both = machines(store, tmp_path), threading.Barrier(2)
     written = Store.put_manifest
 
@@ -265,7 +265,7 @@ def test_simultaneous_last_parts_both_complete_the_checkpoint(
 
 
 def test_slow_machines_upload_the_same_steps(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each took what was its newest as it came to it, and the other another one: nothing was whole but the first."""
+    """Regression: each uploaded its own newest step, so only the first checkpoint was ever complete."""
     together = machines(store, tmp_path)
     monkeypatch.setattr("recipes.checkpoints.remote.SLOW_UPLOAD_SECONDS", -1.0)
     monkeypatch.setattr("recipes.checkpoints.upload.RETRY_PAUSES_SECONDS", ())
@@ -320,7 +320,7 @@ def test_deferred_parts_are_uploaded_at_the_end(store: Store, tmp_path: Path) ->
 def test_checkpoint_common_to_all_machines_is_kept_until_next_is_complete(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The newest alone was to stay, of which one had its part as all were killed, and the store was away."""
+    """All were killed during an outage, when one machine had its newest part."""
     first, second = (CheckpointManager(tmp_path / name, store, URI, 1) for name in ("first", "second"))
     with monkeypatch.context() as away:
         away.setattr("recipes.checkpoints.upload.RETRY_PAUSES_SECONDS", ())

@@ -1,4 +1,4 @@
-"""What is in the store of a checkpoint that several machines save: at no moment is it said to be more than it is."""
+"""Upload of checkpoint parts: a crash at any point never makes one look complete."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def put(store: Store, folder: Path, part: CheckpointPart) -> None:
-    """The part's one file, and what says so."""
+    """Upload the part's only file and its record."""
     (scratch := folder / "scratch").mkdir(parents=True)
     (scratch / f"rows-{part.number}").write_text(str(part))
     commit_checkpoint(scratch, folder / "6", {PART_KEY: part.model_dump(mode="json")})
@@ -50,7 +50,7 @@ def stops_at(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 def test_part_without_all_files_does_not_count_as_uploaded(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the last one makes a whole of it that lacks files."""
+    """Otherwise the last node would complete a checkpoint that lacks files."""
     with monkeypatch.context() as killed, pytest.raises(Killed):
         stops_at(killed, "put_files")
         put(store, tmp_path / "first", FIRST)
@@ -62,7 +62,7 @@ def test_part_without_all_files_does_not_count_as_uploaded(
 def test_part_records_remain_until_the_checkpoint_is_complete(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed between the two, all had arrived, and nothing said so."""
+    """Regression: after a kill in between, all parts were stored but had no record."""
     put(store, tmp_path / "first", FIRST)
     with monkeypatch.context() as killed, pytest.raises(Killed):
         stops_at(killed, "put_manifest")
@@ -86,14 +86,14 @@ def test_invalid_and_vanished_part_manifests_are_skipped(
 
 
 def test_folder_with_corrupt_manifest_has_no_part(tmp_path: Path) -> None:
-    """It is found broken as others are; the program came to no start."""
+    """Regression: a corrupt manifest prevented the start; verification reports it like other corruption."""
     (tmp_path / MANIFEST_FILE).write_bytes(b'{"kind": "half')
     assert part_in_folder(tmp_path) is None
     assert part_in_folder(tmp_path / "none") is None
 
 
 def test_joined_manifest_has_all_files_and_the_facts_of_first_part() -> None:
-    """Of shares that were fetched, some files are in several."""
+    """Files of fetched shares may occur in several parts."""
 
     def manifest(part: CheckpointPart, *names: str, **facts: int) -> Manifest:
         files = tuple(FileRecord(path=name, sha256=name, size=1) for name in names)

@@ -1,4 +1,4 @@
-"""Which checkpoints stay: the newest few, the best, and while a loss may be diverging the newest from before that."""
+"""Retention: the newest few, the best, and the newest before a suspected divergence."""
 
 import pytest
 
@@ -31,11 +31,11 @@ DOUBTED = CheckpointQuality(doubted_since=5)
         (
             {1: CheckpointQuality(), 2: CheckpointQuality(), 4: CheckpointQuality(), 6: DOUBTED, 8: DOUBTED},
             {2, 6, 8},
-        ),  # of a bad loss at 5, 4 is too
+        ),  # a bad loss at step 5 comes from the weights of step 4
         (
             {2: CheckpointQuality(), 4: CheckpointQuality(), 6: DOUBTED, 8: DOUBTED, 9: CheckpointQuality()},
             {8, 9},
-        ),  # it was none
+        ),  # the suspicion was false
         ({6: DOUBTED, 7: DOUBTED, 8: DOUBTED}, {7, 8}),
     ],
 )
@@ -58,5 +58,5 @@ def test_quality_is_parsed_from_manifest(facts: dict[str, float | str], expected
 
 
 def test_quality_of_invalid_manifest_is_empty() -> None:
-    """A broken checkpoint is found out as it is gone on with: it must not end a run that only looks which ones stay."""
+    """Corruption is handled on resume; deciding which checkpoints to keep must not end the run."""
     assert parse_quality(b'{"kind": "checkp') == CheckpointQuality()

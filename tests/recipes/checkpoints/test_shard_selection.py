@@ -1,4 +1,4 @@
-"""A machine fetches the files that its own processes read, of any number of machines that wrote them, and no others."""
+"""Each node fetches only the files its own processes read, for any number of writers."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -45,7 +45,7 @@ def whole_of(stem: str, sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:
 
 
 def write(folder: Path, ranks: Iterable[int], processes: int, sizes: Mapping[str, int] = SIZES) -> None:
-    """As processes of FSDP do, each its own rows, and beside them a number that all have alike."""
+    """Write files as FSDP processes do: each its own rows, plus a replicated scalar."""
     for stem in ("model", "optimizer"):
         whole = whole_of(stem, sizes)
         for rank in ranks:
@@ -116,7 +116,7 @@ def test_share_is_own_files_with_unchanged_process_count(tmp_path: Path) -> None
 
 @pytest.mark.requirement("I10")
 def test_three_machines_fetch_only_their_share_of_four(tmp_path: Path) -> None:
-    """32 processes, and then 24: each machine fetches the files of 11 or 12 of them, not of 32."""
+    """From 32 to 24 processes: each machine fetches 11 or 12 files, not 32."""
     write(tmp_path, range(32), 32, {"large": 96 * 32})
     counts = []
     for number in (1, 2, 3):
@@ -132,7 +132,7 @@ def test_files_without_row_metadata_are_all_fetched(tmp_path: Path) -> None:
 
 
 def test_scalar_named_alike_in_model_and_optimizer_is_fetched_from_both(tmp_path: Path) -> None:
-    """Of an optimizer that has nothing else, one file is enough."""
+    """For an optimizer that holds only this scalar, one file is enough."""
     for rank in range(3):
         places = {PLACES_KEY: json.dumps({"weight": [4 * rank, 12]})}
         save_file({"weight": torch.zeros(4), "step": torch.tensor(7.0)}, tmp_path / name_of("model", rank, 3), places)
@@ -174,7 +174,7 @@ def save(together: Sequence[CheckpointManager], step: int) -> None:
 
 
 def fetched(s3: S3Server) -> set[str]:
-    """Files that came as a whole: of others no more than the header was read."""
+    """Return files downloaded completely; of the others only the header was read."""
     asked = [(each.path.rpartition("/")[2], each.headers.get("range", "")) for each in s3.requests if each.method == "GET"]
     return {name for name, asked_for in asked if asked_for.startswith("bytes=0-") and asked_for != "bytes=0-7"}
 
@@ -221,7 +221,7 @@ def test_shares_of_one_checkpoint_have_equal_content_digests(together: list[Chec
 
 
 def test_share_is_never_uploaded_as_a_complete_checkpoint(together: list[CheckpointManager], store: Store) -> None:
-    """Somebody has deleted it in the store."""
+    """The checkpoint was deleted in the store."""
     found = together[1].latest()
     assert found and part_in_folder(found[1])
     store.delete(f"{URI}/6")
@@ -231,7 +231,7 @@ def test_share_is_never_uploaded_as_a_complete_checkpoint(together: list[Checkpo
 
 
 def test_local_share_of_another_machine_is_replaced_by_own(together: list[CheckpointManager], tmp_path: Path) -> None:
-    """The machine had another number, and other rows."""
+    """The machine had another node number, and therefore other rows."""
     (tmp_path / "second" / "6").rename(tmp_path / "second" / "of-the-second")
     (tmp_path / "first" / "6").rename(tmp_path / "second" / "6")
     found = together[1].latest()
@@ -255,7 +255,7 @@ def test_publishing_fetches_all_weights_but_no_optimizer(
 def test_fetched_weights_are_not_combined_with_share_of_another_machine(
     together: list[CheckpointManager], store: Store, tmp_path: Path
 ) -> None:
-    """It would have lacked the first machine's part of the optimizer."""
+    """The combination would lack the first machine's part of the optimizer."""
     first, second = machine(store, tmp_path, "new", 1), together[1]
     found = first.latest()
     assert found and second.latest()
@@ -288,7 +288,7 @@ def test_files_corrupt_in_the_store_are_detected(
 
 
 def test_corrupt_header_length_does_not_read_the_whole_file() -> None:
-    """Its first bytes say how long it is, and may say anything: a file of a hundred GB was read into memory."""
+    """Regression: a header length from corrupt bytes loaded a file of 100 GB into memory."""
     asked: list[tuple[int, int]] = []
 
     def read(start: int, stop: int) -> bytes:
@@ -325,6 +325,6 @@ class Faulty(NodeShard):
 def test_programming_error_in_share_selection_is_raised(
     together: list[CheckpointManager], store: Store, tmp_path: Path
 ) -> None:
-    """It passed for a header that could not be read, and each machine fetched all."""
+    """Regression: it counted as an unreadable header, and each machine fetched all files."""
     with pytest.raises(KeyError):
         CheckpointManager(tmp_path / "new", store, URI, 3, share=Faulty(2, 2, 1)).latest()

@@ -1,4 +1,4 @@
-"""States of HANZO_ML_CHECKPOINTS: the folder that comes back is the folder that was saved."""
+"""States of HANZO_ML_CHECKPOINTS: the restored folder equals the saved one."""
 
 import hashlib
 import os

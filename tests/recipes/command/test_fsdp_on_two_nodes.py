@@ -1,4 +1,4 @@
-"""A user's script with FSDP on two nodes over S3: killed as a machine is, it goes on bit for bit from the shards of both."""
+"""A user's FSDP script on two nodes resumes bit-identically from S3 after a kill."""
 
 import socket
 from pathlib import Path
@@ -78,7 +78,7 @@ def test_fsdp_script_resumes_from_shards_of_both_nodes(tmp_path: Path, s3: S3Ser
 
 
 def steps(pods: Pods) -> dict[tuple[int, int], str]:
-    """The loss of each step on each node."""
+    """Return the loss of each step on each node."""
     found = {}
     for rank, log in enumerate(pods.logs):
         for line in log.read_text().splitlines():
@@ -89,7 +89,7 @@ def steps(pods: Pods) -> dict[tuple[int, int], str]:
 
 
 def rendezvous() -> dict[str, str]:
-    """What a gang's pods find in their environment, by torchrun's own names."""
+    """Return the rendezvous environment of a gang's pods, with torchrun's variable names."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

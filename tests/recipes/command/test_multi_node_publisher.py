@@ -1,4 +1,4 @@
-"""A command on two nodes, which share a store and no folder: its state is whole when both parts are, and of one moment."""
+"""A command on two nodes publishes one state: both parts, from the same moment."""
 
 import shutil
 import threading
@@ -32,7 +32,7 @@ def store(tmp_path: Path) -> Watched:
 
 
 def brought(store: Watched, folder: Path) -> list[dict[str, str]]:
-    """What new machines begin with, by their ranks."""
+    """Return the files that new machines start with, by rank."""
     state = SnapshotStore(store, PLACE, keep_last=2).newest()
     found = []
     for rank in range(NODES):
@@ -59,7 +59,7 @@ def test_nodes_restore_their_own_files_and_the_shared_ones(store: Watched, tmp_p
 
 
 def test_parts_of_different_steps_are_not_published(store: Watched, tmp_path: Path) -> None:
-    """The second writes its next step as the first has taken the one before."""
+    """The second node writes its next step after the first has copied the previous one."""
     first, second = nodes = gang(store, tmp_path)
     first.write(shard="0 of 1")
     second.write(shard="1 of 1")
@@ -140,7 +140,7 @@ def test_state_is_published_only_once_all_parts_found_space(tmp_path: Path) -> N
 
 
 def test_rendezvous_ignores_answers_of_an_earlier_start(store: Watched, tmp_path: Path) -> None:
-    """The first started again, and the other has not yet: it is waited for."""
+    """The first node restarted and the second has not yet: the rendezvous waits for it."""
     gang(store, tmp_path)
     first, second = NodeGroup(store, PLACE, 0, NODES), NodeGroup(store, PLACE, 1, NODES)
     met: list[str | None] = []
@@ -178,7 +178,7 @@ def job(house: House) -> Iterator[Job]:
 
 @pytest.mark.slow
 def test_command_resumes_with_shards_of_two_dead_machines(house: House, job: Job, tmp_path: Path) -> None:
-    """Only the first one's were published: of a model that was sharded half was lost."""
+    """Regression: only the first machine's shards were published, losing half of a sharded model."""
     pods = Pods(job, tmp_path / "first")
     until("a state of both", lambda: (state := house.state()) and len(house.store.manifest(state).files) == 3)
     pods.kill()

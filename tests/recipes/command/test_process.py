@@ -1,4 +1,4 @@
-"""How a command ended, from what its exit code and its stderr say."""
+"""Classification of a command's end by exit code and stderr."""
 
 import os
 from pathlib import Path
@@ -39,10 +39,10 @@ ABORTED = "  traceback : Signal 6 (SIGABRT) received by PID 17\n"
         (3, "Killed", None),
         (-9, "", "SIGKILL"),
         (-11, "", "SIGSEGV"),
-        (137, "", "SIGKILL"),  # what a shell says of what it ran
+        (137, "", "SIGKILL"),  # exit code of a shell whose child was killed
         (255, "", None),
         (1, KILLED, "SIGKILL"),
-        (1, ABORTED, None),  # for want of another that failed by itself
+        (1, ABORTED, None),  # follows from another process, which failed by itself
         (1, OF_TORCHRUN, None),
     ],
 )

@@ -1,4 +1,4 @@
-"""The program `command` under LocalCompute, with real processes: how a script begins, ends, is killed and is ended."""
+"""The program `command` under LocalCompute, with real processes: start, end, kill and stop."""
 
 import json
 import os
@@ -131,7 +131,7 @@ print("went on from", open(kept).read())
 
 
 def test_visible_gpus_are_counted_from_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Of a machine with three. What it uses is counted, and where it may use none, dollars were."""
+    """On a machine with three. Regression: a command without visible GPUs was charged for them."""
     monkeypatch.setattr(machine, "NVIDIA_FOLDER", tmp_path)
     for index in "123":
         (tmp_path / index).mkdir()
@@ -141,7 +141,7 @@ def test_visible_gpus_are_counted_from_environment(monkeypatch: pytest.MonkeyPat
 
 
 class Leaving:
-    """What a command left, and a store that takes it at the last of some tries. It is asked to stop at another."""
+    """Files of a command, a store that succeeds after some tries, and a stop request."""
 
     def __init__(self, problems: list[Exception], stop_at: int | None = None) -> None:
         self.problems, self.stop_at = problems, stop_at
@@ -164,7 +164,7 @@ AWAY, FULL = StoreUnavailable("no answer"), StoreFull("no space is left")
 def test_files_of_an_ended_command_are_stored_after_any_outage(
     problem: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """After 17 minutes without a store, or at once in a full one, a command failed that had done all its work."""
+    """Regression: finished commands failed after a 17 minute outage, or immediately if storage was full."""
     monkeypatch.setattr(program, "STORE_RETRY_SECONDS", (0.0, 0.0, 0.0))
     leaving = Leaving([problem] * 20)
     assert program.retry_until_stored(leaving.leave, tmp_path, leaving.stop_requested) == {}
@@ -199,7 +199,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_command_restores_its_files_on_another_machine(house: House, broken: bool) -> None:
-    """Or nothing, where what is in the store is not what was published; then it is published anew."""
+    """If the stored state is corrupt, nothing is restored and it is published again."""
     once = LocalCompute(house.jobs, source=ROOT, max_restarts=0, poll_seconds=0.02)
     job = house.job(STAYING)
     with pytest.raises(JobFailed, match=r"killed \(SIGKILL\)") as failed:
@@ -239,7 +239,7 @@ if step == 0:
 
 
 def test_checkpoints_of_a_running_command_survive_its_machine(compute: LocalCompute, house: House) -> None:
-    """They were published when a command had ended, so that a node that died took all with it."""
+    """Regression: checkpoints were published only at the end, so losing a node lost all."""
     job = house.job(COUNTING, schedule={"checkpoint_interval": "0.2s"})
     compute.submit(job)
     until("what it left in the store", house.state)
@@ -277,7 +277,7 @@ while len(open(starts).read()) < 2: time.sleep(0.01)
 
 
 def test_processes_of_a_killed_attempt_end_before_the_next(compute: LocalCompute, house: House) -> None:
-    """The program is killed: the command goes with it, and a child in a session of its own before the next attempt."""
+    """Killing the program ends its command, and detached children before the next attempt."""
     job = house.job(WITH_A_CHILD)
     runner = threading.Thread(target=compute.run, args=(job, house.follower))
     runner.start()
@@ -337,7 +337,7 @@ print("done")
 
 
 def test_command_stopped_while_storing_its_result_completes(compute: LocalCompute, house: House) -> None:
-    """All it did is done: it neither starts again nor loses what it left."""
+    """The work is done: the command neither restarts nor loses its files."""
     objects = house.folder / "objects"
     job = house.job(STORE_GOES_AWAY, env={"OBJECTS": str(objects)})
     compute.submit(job)
@@ -401,6 +401,6 @@ def test_command_gets_a_copy_of_only_its_dataset(tmp_path: Path) -> None:
     (tmp_path / "made" / "train" / "train-00000.jsonl").write_text("{}\n")
     dataset = store.publish(tmp_path / "made", "s3://hanzo-ml/datasets/d/1/all/records", "dataset")
     store.put_bytes(f"{dataset.uri}/train/train-00000.arrow", b"tokens")
-    for _ in range(2):  # started again
+    for _ in range(2):  # the second time as after a restart
         copy = copy_dataset(store, dataset, tmp_path / "cache", tmp_path / "copy")
     assert [path.relative_to(copy).as_posix() for path in copy.rglob("*.*")] == ["train/train-00000.jsonl"]

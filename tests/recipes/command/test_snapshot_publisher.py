@@ -1,5 +1,4 @@
-"""What a command leaves is published while it runs: at moments when nothing is being written, and never one state over
-another."""
+"""Publishing a running command's files: consistent snapshots, never overwriting an earlier state."""
 
 import errno
 import os
@@ -22,7 +21,7 @@ from tests.support.recipes.observed_store import PLACE, Small, Watched
 
 
 class Machine:
-    """A folder with a command's checkpoints, and who publishes them; each look is asked for."""
+    """A folder of checkpoints and its publisher, which scans only on request."""
 
     def __init__(self, store: Store, folder: Path) -> None:
         self.folder = folder / "checkpoints"
@@ -53,7 +52,7 @@ def refuse_link(target: Path, source: Path) -> None:
 
 
 def brought(store: Store, folder: Path) -> dict[str, str]:
-    """What a new machine begins with."""
+    """Return the files that a new machine starts with."""
     (folder / "checkpoints").mkdir(parents=True)
     SnapshotStore(store, PLACE, keep_last=2).restore_newest(folder / "cache", folder / "checkpoints")
     return {path.name: path.read_text() for path in (folder / "checkpoints").iterdir()}
@@ -97,7 +96,7 @@ def test_unchanged_files_are_not_sent_again_and_last_states_are_kept(
 
 
 def test_killed_upload_leaves_the_previous_state(machine: Machine, store: Watched, tmp_path: Path) -> None:
-    """They lay one over the other: with half of the new files there, neither was whole, and all was lost."""
+    """Regression: new files overwrote the previous state, so a half finished upload lost both."""
     machine.write("a", "1")
     machine.write("b", "1")
     machine.looks()
@@ -120,13 +119,13 @@ def test_killed_upload_leaves_the_previous_state(machine: Machine, store: Watche
 
 
 def folders(store: Store) -> list[str]:
-    """Those of states, and of what never became one, by their numbers."""
+    """List the numbers of state folders, including incomplete ones."""
     names = {uri.removeprefix(f"{PLACE}/").split("/")[0] for uri in store.list(PLACE)}
     return sorted(name.rpartition("-")[0] for name in names)
 
 
 def test_failed_uploads_leave_only_the_last_partial_state(machine: Machine, store: Watched, tmp_path: Path) -> None:
-    """One a minute left its files there, each beside the others, until one succeeded."""
+    """Regression: each failed attempt, one a minute, left its files until one succeeded."""
 
     def fail() -> None:
         raise StoreUnavailable("no answer")
@@ -148,7 +147,7 @@ def test_failed_uploads_leave_only_the_last_partial_state(machine: Machine, stor
 
 
 def test_full_store_deletes_older_states_for_the_final_one(store: Watched, tmp_path: Path) -> None:
-    """A command that had ended well was a failed one, while states that nobody would go on from took the room."""
+    """Regression: a successful command failed because obsolete states filled the store."""
     machine = Machine(Small(tmp_path / "objects", size=30), tmp_path / "first")
     for letter in "xyz":
         machine.replace("step", letter * 10)
@@ -181,7 +180,7 @@ def test_corrupt_state_falls_back_to_the_previous_one(machine: Machine, store: W
 def test_corrupt_stored_file_is_not_reused_for_a_new_state(
     machine: Machine, store: Watched, tmp_path: Path, changed: bool
 ) -> None:
-    """It was copied under the SHA-256 of the good bytes, which lay here all the time."""
+    """Regression: it was copied under the SHA-256 of the intact local file."""
     machine.write("base", "good")
     machine.looks()
     first = machine.states.newest()
@@ -206,7 +205,7 @@ def test_unchanged_state_of_another_process_is_not_published_again(machine: Mach
 
 
 def test_states_in_a_folder_share_no_file(tmp_path: Path) -> None:
-    """A damaged one was all of them: none was left to go on from."""
+    """With shared files, one damaged file would corrupt all states."""
     store = Store(StoreAddress(root=(tmp_path / "objects").as_uri(), buckets={"checkpoints": "checkpoints"}))
     machine = Machine(store, tmp_path / "first")
     machine.write("base", "good")
@@ -225,7 +224,7 @@ def test_states_in_a_folder_share_no_file(tmp_path: Path) -> None:
 def test_file_changing_during_upload_makes_no_mixed_state(
     machine: Machine, store: Watched, tmp_path: Path, way: str
 ) -> None:
-    """One that is written over is sent anew, from a copy; one that is renamed over stays what it was."""
+    """An overwritten file is uploaded again from a copy; a replaced one keeps its content."""
     machine.write("a", "1")
     machine.write("b", "1")
     rewrite = {"write": machine.write, "replace": machine.replace}[way]
@@ -248,7 +247,7 @@ def test_file_changing_during_upload_makes_no_mixed_state(
 def test_files_are_copied_once_when_hard_links_fail(
     machine: Machine, store: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such as in another file system. Each copy was taken for a link that had changed, and all was begun anew."""
+    """As on another file system. Regression: copies counted as changed links and restarted the snapshot."""
     tried: list[str] = []
 
     def refuse(target: Path, source: Path) -> None:
@@ -264,7 +263,7 @@ def test_files_are_copied_once_when_hard_links_fail(
 
 
 def test_files_that_are_written_over_together_are_copied_together(machine: Machine, store: Watched) -> None:
-    """Found one by one, as many attempts were made as there are files."""
+    """Regression: files were found one by one, which took one attempt per file."""
     for name in "abcd":
         machine.write(name, "1")
 
@@ -281,14 +280,14 @@ def test_files_that_are_written_over_together_are_copied_together(machine: Machi
 def test_unreadable_file_is_skipped_and_logged_once(
     machine: Machine, store: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No state was published, and a command that had ended well was a failed one."""
+    """Regression: no state was published, and a successful command failed."""
 
     def read(path: Path) -> str:
         if path.name == "key":
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return hash_file(path)
 
-    monkeypatch.setattr(snapshot_copy, "hash_file", read)  # root, who tests, may read all
+    monkeypatch.setattr(snapshot_copy, "hash_file", read)  # root, which runs the tests, may read every file
     for name in ("key", "step"):
         machine.write(name, name)
     machine.looks()
@@ -301,7 +300,7 @@ def test_unreadable_file_is_skipped_and_logged_once(
 def test_a_copy_that_would_fill_the_disk_is_not_made_while_the_command_runs(
     machine: Machine, store: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The command's own write failed then, and a full disk is no reason to start again."""
+    """Otherwise the command's own write fails, and a full disk is not retried."""
     tries: list[Path] = []
     third = threading.Event()
 
@@ -393,7 +392,7 @@ def test_command_ending_during_upload_publishes_final_state_without_resending(
 def test_command_ending_during_scan_waits_for_at_most_one_file(
     machine: Machine, store: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All were read for a state that was then thrown away."""
+    """Regression: all files were read for a state that was then discarded."""
     read: list[str] = []
 
     def end(path: Path) -> str:
@@ -422,7 +421,7 @@ def test_folder_is_scanned_only_shortly_before_a_state_is_due() -> None:
 def test_store_error_is_logged_and_publishing_continues(
     machine: Machine, store: Watched, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The thread says so, and tries again."""
+    """The publishing thread logs the error and retries."""
     again = threading.Event()
 
     def fail() -> None:

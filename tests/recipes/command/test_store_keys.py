@@ -1,4 +1,4 @@
-"""Keys of the object store: the program that moves a command's data has them, the command does not."""
+"""Object store keys: the program has them, the user's command does not."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Scripts with torch under the program `command`: the specification's own lines, and torchrun's workers."""
+"""Torch scripts under the program `command`: the specification's example and torchrun's workers."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""`exit.json`: its reason decides; documents of older releases, without one, are classified as those releases did."""
+"""`exit.json`: the stored reason decides; documents of older releases without one are still classified."""
 
 import json
 

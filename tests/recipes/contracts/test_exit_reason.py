@@ -1,4 +1,4 @@
-"""The decision table: what follows from each exit reason, at restart, at the retry of a Dagster run, and for exit codes."""
+"""Decision table of exit reasons: restart, retry of the Dagster run, exit code."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,10 @@ from recipes.contracts.exit_reason import ExitReason
 
 
 class Decision(NamedTuple):
-    """`downstream` and `job`: whether a failed Dagster run of an evaluation, or of the job itself, is retried."""
+    """Decision for one reason.
+
+    `downstream` and `job`: whether a failed Dagster run of an evaluation, or of the job itself, is retried.
+    """
 
     restarts: bool
     counts: bool
@@ -54,7 +57,7 @@ def test_each_exit_reason_maps_to_its_decisions(reason: ExitReason) -> None:
 
 
 def test_stored_values_never_change() -> None:
-    """They stand in `exit.json` and in Dagster's log."""
+    """They are stored in `exit.json` and in Dagster's log."""
     stored = """
         completed bad_configuration program_error out_of_memory oom_killed killed preempted restart_requested node_lost
         stalled storage_unavailable storage_denied storage_full storage_read_only timed_out cancelled database_unavailable

@@ -1,4 +1,4 @@
-"""The job contract: what crosses the border is frozen, strict, and hashes the same wherever it is."""
+"""The job contract: documents are immutable, strictly validated, and hash equally on every machine."""
 
 import math
 from pathlib import Path
@@ -108,7 +108,7 @@ def test_non_finite_number_is_refused_in_canonical_json(number: float) -> None:
 
 
 def test_losses_of_a_diverged_run_round_trip() -> None:
-    """An absurd learning rate ends in NaN; a result that cannot be read again counts as a job that never ended."""
+    """Divergence gives NaN; an unreadable result would make the job count as never finished."""
     facts = TrainingFacts(
         train_seconds=1.0,
         resumed_from=None,
@@ -127,7 +127,7 @@ def test_losses_of_a_diverged_run_round_trip() -> None:
 
 
 def test_a_metric_that_is_not_finite_does_not_make_a_result_unreadable() -> None:
-    """Refused when it is made, or read as it was written; never written in a form that nobody reads."""
+    """NaN is refused on creation or round-trips, but is never written in unreadable form."""
     try:
         result = Result(work_digest="0" * 64, metrics={"loss": math.nan, "steps": 3.0})
     except ValidationError:
@@ -198,7 +198,7 @@ def test_a_recipe_in_another_encoding_is_refused_in_one_line(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("interval", ["soon", "", "-1h", "1 hour"])
 def test_invalid_checkpoint_interval_is_refused_on_loading_the_recipe(tmp_path: Path, interval: str) -> None:
-    """Not after the model was downloaded and loaded, when training is about to start."""
+    """Not only after the model was downloaded and loaded."""
     with pytest.raises(BadConfiguration, match="interval"):
         Recipe.load(changed_recipe(tmp_path, checkpoint={"interval": interval}))
 
@@ -216,7 +216,7 @@ def test_invalid_checkpoint_interval_is_refused_on_loading_the_recipe(tmp_path: 
     ],
 )
 def test_checkpoint_interval_follows_the_schedule(policy: dict[str, Any], schedule: dict[str, Any], interval: str) -> None:
-    """Every hour, every 20 minutes where the nodes may be taken away, or as the job itself asks."""
+    """Every hour, every 20 minutes on preemptible nodes, or as the job configures."""
     given = CheckpointPolicy(keep_last=2, **policy)
     assert given.for_schedule(Schedule(**schedule)) == CheckpointPolicy(keep_last=2, interval=interval)
 

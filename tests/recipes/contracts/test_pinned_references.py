@@ -1,4 +1,4 @@
-"""A recipe's image is the same one tomorrow."""
+"""A recipe's container image is pinned."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Of one thing there is one, also in the log of a job."""
+"""Singular and plural in messages and job logs."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def test_plural_of_word_ending_in_s_adds_es(number: int, words: str) -> None:
 
 
 def test_log_uses_singular_for_one_record(capsys: pytest.CaptureFixture[str]) -> None:
-    """It told of `1 records` and `1 lines`."""
+    """Regression: the log had `1 records` and `1 lines`."""
     ExampleTally(8, records=1, num_kept=1, cut=1).report_losses()
     said = capsys.readouterr().out + describe_prepared(NOTHING)
     assert "1 of 1 record cut at sequence_length 8: what is said behind it is not learned" in said
@@ -35,6 +35,6 @@ def test_log_uses_singular_for_one_record(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_message_uses_singular_for_one_byte() -> None:
-    """It had `1 bytes`."""
+    """Regression: the message had `1 bytes`."""
     file = FileRecord(path="rows", sha256="", size=1200)
     assert find_difference(file, 1, "") == "rows has 1 byte, recorded are 1,200"

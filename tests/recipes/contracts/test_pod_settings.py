@@ -1,4 +1,4 @@
-"""Settings of a job's pods: what is refused before anything is created, and documents that stay as they were."""
+"""Pod settings of a job: validation before anything is created, and unchanged existing documents."""
 
 from typing import Any
 

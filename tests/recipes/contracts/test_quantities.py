@@ -1,4 +1,4 @@
-"""Amounts of memory."""
+"""Memory quantities."""
 
 import pytest
 from pydantic import ValidationError

@@ -1,4 +1,4 @@
-"""The recipes of the specification, value by value, and every way in which a recipe must be refused."""
+"""The specification's recipes value by value, and every reason to refuse a recipe."""
 
 from pathlib import Path
 from typing import Any
@@ -110,7 +110,7 @@ def test_zen_recipe_matches_the_specification_value_by_value(name: str) -> None:
     read = Recipe.named(name).model_dump(mode="json")
     shape = written.pop("distributed", None)
     assert read | {"learning_rate": None} == read | written | {"learning_rate": None}
-    assert read["learning_rate"] == float(written["learning_rate"])  # YAML takes 2e-4 for a text
+    assert read["learning_rate"] == float(written["learning_rate"])  # YAML reads 2e-4 as a string
     assert shape is None or shape.items() <= read["distributed"].items()
     size, method = name.removeprefix("zen-").split("-")
     assert (read["method"], read["objective"], read["base_model"]["uri"]) == (method, "sft", f"zenlm/zen-{size}")
@@ -197,7 +197,7 @@ def refusal(folder: Path, text: str) -> str:
         ),
         ("seed: 42", "gpu_requirement: 2x A100 80GB", "hardware and distributed make none: make them agree"),
         ("seed: 42", "gpu_requirement: two", "'gpu_requirement': write it as '8x A100 80GB'"),
-        # What is wrong between two keys, at the first one that the words name.
+        # Conflicts between two keys are reported at the first key that the message names.
         ("seed: 42", "rows_per_step: 100", "rows_per_step is 100"),
         ("max_steps: 90", "max_steps: 90\nbeta: 0.1", "beta is a key of the preference objectives"),
     ],
@@ -223,7 +223,7 @@ def test_conflict_of_nested_keys_is_reported_at_the_first_key(tmp_path: Path) ->
 
 @pytest.mark.requirement("I1")
 def test_checkpoint_block_of_the_specification_is_accepted(tmp_path: Path) -> None:
-    """All of its keys. `storage` names the place for the reader: another is refused."""
+    """`storage` is informational: it must name the actual location."""
     block = {
         "storage": "s3://hanzo-ml/checkpoints/{run_id}/",
         "interval": "1h",
@@ -243,7 +243,7 @@ def test_error_line_is_that_of_the_nested_key(tmp_path: Path) -> None:
 
 
 def test_missing_key_is_refused_by_name_only(tmp_path: Path) -> None:
-    """The whole recipe was shown behind it, as Python writes it."""
+    """Regression: the message ended with a Python dump of the whole recipe."""
     message = refusal(tmp_path, SMALL.replace("learning_rate: 1.0e-3\n", ""))
     assert message.endswith("mine.yaml: 'learning_rate' is missing: add it")
 
@@ -271,7 +271,7 @@ def test_misspelled_key_is_refused_with_its_line_and_suggestion(tmp_path: Path) 
 def test_invalid_yaml_is_refused_with_the_line(
     tmp_path: Path, line: str, instead: str, place: int | None, words: str
 ) -> None:
-    """A date that is none came without a line, and a long number with what a program might do about it."""
+    """Regression: invalid dates had no line number, long numbers showed Python's advice for programmers."""
     message = refusal(tmp_path, SMALL.replace(line, instead))
     assert f"mine.yaml{f', line {place}' if place else ''} is not valid YAML: {words}" in message
     assert "unicode string" not in message and "sys." not in message
@@ -279,7 +279,7 @@ def test_invalid_yaml_is_refused_with_the_line(
 
 @pytest.mark.parametrize("text", ["Be kind.\\0", "half: \\ud800"])
 def test_text_with_unstorable_characters_is_refused_at_its_key(tmp_path: Path, text: str) -> None:
-    """YAML takes it where it is escaped: such a recipe was valid, and no database took it."""
+    """Regression: YAML accepts escaped characters that databases refuse, so the recipe counted as valid."""
     message = refusal(tmp_path, f'{SMALL}system_prompt: "{text}"\n')
     assert "'system_prompt': system_prompt contains a character that cannot be stored" in message
     with pytest.raises(BadConfiguration, match=r"lora_target_modules\[0\] contains a character that cannot be stored"):
@@ -413,7 +413,7 @@ def test_samples_per_step_are_independent_of_process_count() -> None:
 
 @pytest.mark.requirement("I10")
 def test_run_on_32_gpus_continues_on_24() -> None:
-    """128 rows are 5 1/3 for each, so that the last round of micro-batches is not full."""
+    """With 128 rows, 5 1/3 per process, the last round of micro-batches is partial."""
     hardware = {"gpus": 8, "gpu_type": "nvidia-a100-80gb"}
     four_nodes = {"strategy": "fsdp", "num_nodes": 4, "gpus_per_node": 8}
     recipe = Recipe.named("smollm2-135m-full").changed(

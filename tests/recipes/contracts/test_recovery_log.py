@@ -1,4 +1,4 @@
-"""What a run was healed of, from which step on that holds, and for a run that repeats it."""
+"""Recovery events of a run: the step each applies from, and their replay."""
 
 from recipes.contracts.recovery_log import (
     Diverged,
@@ -43,7 +43,7 @@ def test_replay_skips_samples_at_once_and_shrinks_batches_at_recorded_steps() ->
     assert repeated.entries == first.entries[:2]
     own = repeated.with_event(HALVED_AGAIN).resume_after(12)
     assert own.replay_events(first.entries, 12) == own
-    # Its newest checkpoints are lost: the steps before the eleventh are done in the larger parts once more.
+    # The newest checkpoints are lost: the steps before the eleventh run with the larger micro-batches again.
     assert own.replay_events(first.entries, 8).entries == (SKIPPED, own.entries[-1])
     assert own.without(first.entries).repeated_steps == ()
 

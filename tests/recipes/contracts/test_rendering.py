@@ -1,4 +1,4 @@
-"""Documents from before there were two ways to render keep theirs, and are written as they were."""
+"""Documents from before there were two renderings keep theirs and serialize unchanged."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The name of a tokenizer means its files: others of the same name are another one, and a model beside them is none."""
+"""A tokenizer is identified by the content of its own files, not by its path."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def test_tokenizer_identity_depends_on_its_files(folder: Path, file: str, as_pat
 
 
 def test_files_other_than_the_tokenizer_do_not_change_its_identity(folder: Path) -> None:
-    """A name may be that of a disk; no tokenizer is read from below its folder."""
+    """The path may be a whole disk; subfolders are never read for a tokenizer."""
     before = describe_reference(folder.as_uri())
     (folder / "model.safetensors").write_bytes(b"weights")
     (folder / "checkpoint-10").mkdir()

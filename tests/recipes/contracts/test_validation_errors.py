@@ -1,4 +1,4 @@
-"""A misspelled key is answered with the one that was meant, wherever in a document it stands."""
+"""A misspelled key is reported with the intended one, at any depth of a document."""
 
 from typing import Any
 

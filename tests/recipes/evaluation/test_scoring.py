@@ -1,4 +1,4 @@
-"""Evaluation: what the chat template refuses is left out and counted, and everything computes where the model is."""
+"""Evaluation: records rejected by the chat template are skipped; inputs follow the model's device."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +30,7 @@ REFUSED = conversation(99, "Roles that do not alternate:")
 
 
 class Tuned(TinyTraining):
-    """A model whose chat template wants roles to alternate, and an adapter of it."""
+    """A model whose chat template requires alternating roles, and its adapter."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, GOOD)
@@ -52,7 +52,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
 def test_records_rejected_by_chat_template_are_left_out_and_counted(
     tuned: Tuned, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As training leaves them out: an evaluation failed on the first one, when the training was paid for."""
+    """As in training. Regression: evaluation failed on the first one, after a paid training."""
     found = tuned.report("mixed", [GOOD[0], REFUSED, GOOD[1], GOOD[2], REFUSED])
     assert "2 of 5 test records left out: the first is rejected by the chat template" in capsys.readouterr().out
     assert (found.num_records, found.left_out) == (3, 2)
@@ -66,11 +66,11 @@ def test_evaluation_without_usable_records_is_refused_with_the_reason(tuned: Tun
 
 
 class Computed(Exception):
-    """With the devices of what the model was given."""
+    """Carries the devices of the model's inputs."""
 
 
 class Elsewhere:
-    """A model on another device, as on a GPU; it computes nothing there."""
+    """A model on another device, such as a GPU, that computes nothing."""
 
     device = torch.device("meta")
     generation_config = GenerationConfig()
@@ -106,7 +106,7 @@ def test_inputs_are_moved_to_the_device_of_the_model(compute: Callable[[Any], An
 
 @pytest.mark.parametrize("several", [False, True])
 def test_generation_stops_at_end_tokens_of_the_model_configuration(tuned: Tuned, several: bool) -> None:
-    """As Gemma's turns do, whose tokenizer has another end token: answers went on for as many tokens as they might have."""
+    """As in Gemma, whose tokenizer has another one. Regression: answers ran to the token limit."""
     tokenizer = make_tokenizer()
     model = AutoModelForCausalLM.from_pretrained(tuned.model, dtype=torch.float32).eval()
     (whole,) = generate_answers(model, tokenizer, [[5, 6, 7]], 8)

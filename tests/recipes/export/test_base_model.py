@@ -1,4 +1,4 @@
-"""Base models are pinned by hash, and what can't be resolved is refused in one line before anything is stored."""
+"""Base models are pinned by hash; unresolvable ones are refused before anything is stored."""
 
 import io
 import json
@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
 def test_a_folder_becomes_an_artifact_once(store: Store, folder: Path, tmp_path: Path) -> None:
     reference = BaseModelRef(uri=folder.as_uri(), sha256=hash_model_folder(folder))
     first = resolve_base_model(reference, store, tmp_path)
-    (folder / "config.json").unlink()  # it is not needed a second time
+    (folder / "config.json").unlink()  # not needed a second time
     assert resolve_base_model(reference, store, tmp_path) == first
     assert (store.fetch(first, tmp_path) / "model.safetensors").is_file()
 
@@ -81,7 +81,7 @@ def test_an_unknown_model_is_refused(uri: str, reason: str, store: Store, tmp_pa
 def test_source_distribution_is_refused_without_running_its_code(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A source distribution is built before it is unpacked, by its own `setup.py`."""
+    """Building a source distribution would run its `setup.py`."""
     index, ran = tmp_path / "index", tmp_path / "ran"
     index.mkdir()
     with tarfile.open(index / "evil-model-1.0.tar.gz", "w:gz") as archive:

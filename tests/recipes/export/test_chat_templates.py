@@ -1,4 +1,4 @@
-"""Named chat templates in a GGUF file: all of them, in one order, with what training gave them."""
+"""Named chat templates in a GGUF file: complete, ordered, as set in training."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""The GGUF export against llama.cpp itself: same tokens, same distribution, same bytes each time."""
+"""The GGUF export against llama.cpp itself: equal tokens and distribution, reproducible bytes."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ from tests.recipes.tiny_model import SPECIAL, make_tiny_model
 
 TEXT = "The harbour is called 1947 <|im_end|> we're counting  ships\n\n in Ellarin: größer 船"
 LARGEST_DIVERGENCE: dict[Quantization, float] = {"F16": 1e-4, "BF16": 1e-3, "Q8_0": 3e-2}
-"""Of the next token's distribution. Weights of the tiny model are larger, so less forgiving, than a trained model's."""
+"""Of the next token's distribution. The tiny model's weights are larger, so more sensitive, than a trained model's."""
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def changed(model_dir: Path, target: Path, **changes: Any) -> Path:
-    """A copy of the model with other keys in config.json."""
+    """Return a copy of the model with changed keys in config.json."""
     shutil.copytree(model_dir, target)
     config = json.loads((target / "config.json").read_text()) | changes
     (target / "config.json").write_text(json.dumps(config))
@@ -45,7 +45,7 @@ def expected_logprobs(folder: Path, tokens: list[int]) -> torch.Tensor:
 
 
 def divergence(folder: Path, gguf: Path) -> float:
-    """Kullback-Leibler divergence of llama.cpp's next token from transformers', over the whole vocabulary."""
+    """Return the KL divergence of llama.cpp's next-token distribution from that of transformers."""
     tokens = AutoTokenizer.from_pretrained(folder)(TEXT).input_ids
     expected = expected_logprobs(folder, tokens)
     found = LlamaCpp(gguf).next_logprobs(tokens, len(expected))
@@ -110,7 +110,7 @@ def test_untied_embeddings_and_unaligned_rows_match_transformers(model_dir: Path
         if "gate_proj" in name or "up_proj" in name:
             weights[name] = tensor[:80].contiguous()
         elif "down_proj" in name:
-            weights[name] = tensor[:, :80].contiguous()  # 80 is no multiple of 32: this tensor falls back to F16
+            weights[name] = tensor[:, :80].contiguous()  # 80 is not a multiple of 32: this tensor falls back to F16
     weights["lm_head.weight"] = weights["model.embed_tokens.weight"].roll(7, 0)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     export_gguf(folder, tmp_path / "model.gguf", "Q8_0")

@@ -1,4 +1,4 @@
-"""Pods of a gang on this machine: real launchers, each with its own folder, and a real API server."""
+"""Pods of a gang on this machine: real launchers and a real API server."""
 
 import os
 import signal
@@ -40,7 +40,7 @@ def connected(server: ServerProcess) -> Iterator[Database]:
 
 
 class ClusterJob:
-    """A job whose objects would be in the cluster: its row, its token, and what its attempts have left."""
+    """A job as in a cluster: its row, token and results of attempts."""
 
     def __init__(self, job: Job, server: ServerProcess) -> None:
         self.job, self.server = job, server
@@ -75,7 +75,7 @@ class ClusterJob:
             return JobAttempts(database).list(self.job)
 
     def log(self, attempt: int, node: int = 0) -> str:
-        """All segments of a node's log."""
+        """Return all log segments of a node, joined."""
         folder = f"{uris.attempt_folder(self.job.id, self.job.program, attempt)}/logs/node-{node}"
         return b"".join(self.store.get_bytes(uri) for uri in sorted(self.store.list(folder))).decode()
 
@@ -88,8 +88,8 @@ class LaunchedGang:
     """The launchers of one attempt.
 
     Args:
-        processes: torchrun's number per pod, 0 without it.
-        prefix: what each launcher is started by, such as a change of cgroup.
+        processes: torchrun processes per pod, 0 without torchrun.
+        prefix: command that starts each launcher, such as entering a cgroup.
     """
 
     def __init__(
@@ -159,14 +159,14 @@ class LaunchedGang:
         return "\n".join(f"--- node {rank}\n{self.output(rank)[-4000:]}" for rank in self.pods)
 
     def wait(self, seconds: float = LONG) -> list[int]:
-        """The exit codes of all pods, by rank."""
+        """Return the exit codes of all pods, by rank."""
         try:
             return [pod.wait(seconds) for pod in self.pods.values()]
         except subprocess.TimeoutExpired:
             raise AssertionError(self.describe()) from None
 
     def wait_for(self, look: Callable[[], bool], *ranks: int) -> None:
-        """Until something is so, while all pods run, or those of some ranks."""
+        """Wait for a condition while all pods, or those of the given ranks, run."""
         end = time.monotonic() + LONG
         pods = [pod for rank, pod in self.pods.items() if not ranks or rank in ranks]
         while not look():
@@ -177,16 +177,16 @@ class LaunchedGang:
         self.wait_for(lambda: all(text in self.output(rank) for rank in ranks or self.pods))
 
     def kill_launcher(self, rank: int) -> None:
-        """The launcher alone, as a container ends."""
+        """Kill only the launcher process, as when a container ends."""
         self.pods[rank].kill()
 
     def freeze(self, rank: int) -> None:
-        """A node that hangs: its connections stay open, and nothing on it answers."""
+        """Suspend a node: its connections stay open, but nothing responds."""
         for process_id in session(self.pods[rank].pid):
             os.kill(process_id, signal.SIGSTOP)
 
     def kill_all(self) -> None:
-        """Whatever still runs, so that no test leaves anything behind."""
+        """Kill all remaining processes, so that no test leaves any behind."""
         for pod in self.pods.values():
             if pod.poll() is None:
                 for process_id in session(pod.pid):

@@ -1,4 +1,4 @@
-"""Memory counters of a container, as both versions of cgroups show them."""
+"""Memory counters of a container in both versions of cgroups."""
 
 from pathlib import Path
 

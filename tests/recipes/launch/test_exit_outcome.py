@@ -1,4 +1,4 @@
-"""Why an attempt ended: causes are told from their consequences, and unfinished work is never complete."""
+"""Outcome of an attempt: root causes win over consequences; unfinished work is never complete."""
 
 import pytest
 
@@ -105,7 +105,7 @@ PEER_ERRORS = (
 
 @pytest.mark.parametrize("message", PEER_ERRORS)
 def test_program_that_lost_its_peer_is_restarted(message: str) -> None:
-    """The rank of node 0 was killed, its launcher reported nothing in time, and the job ended for good."""
+    """Regression: node 0's rank was killed, its launcher reported too late, the job ended permanently."""
     end = ExitDocument(code=1, message=message, reason=classify_output(message))
     verdict = choose_verdict({1: end, 0: None}, {}, leader=0, was_asked_to_stop=False)
     assert verdict.reason.restarts and verdict.reason.counts

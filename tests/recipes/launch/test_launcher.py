@@ -1,4 +1,4 @@
-"""The launcher as real processes: what a gang does when its program ends, is stopped or is killed."""
+"""The launcher as real processes: end, stop and kill of a gang's program."""
 
 import os
 import signal
@@ -45,7 +45,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def launch(tmp_path: Path, server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
-    """Starts a gang that runs a script on every node."""
+    """Return a function that starts a gang running a script on every node."""
     gangs: list[LaunchedGang] = []
 
     def start(script: str, *, nodes: int = 2, again: ClusterJob | None = None, **options: Any) -> LaunchedGang:
@@ -198,7 +198,7 @@ sys.exit(3)
 
 @pytest.fixture
 def memory_cgroup(tmp_path: Path) -> Iterator[Path]:
-    """A memory cgroup of its own, with a limit."""
+    """Create a memory cgroup with a limit."""
     parent = next((Path(path) for path in ("/sys/fs/cgroup/memory", "/sys/fs/cgroup") if os.access(path, os.W_OK)), None)
     if parent is None:
         pytest.skip("no cgroup can be made here: it takes root and a writable /sys/fs/cgroup")
@@ -214,7 +214,7 @@ def memory_cgroup(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_memory_kill_of_a_child_process_is_out_of_memory(launch: Launch, memory_cgroup: Path) -> None:
-    """Report 7: the kernel kills a worker, the program itself ends with another code."""
+    """Regression: the kernel kills a worker, and the program itself exits with another code."""
     enter = ["sh", "-c", f'echo $$ > {memory_cgroup}/cgroup.procs && exec "$@"', "sh"]
     gang = launch(ALLOCATE, nodes=1, prefix=enter)
     assert gang.wait() == [75], gang.describe()

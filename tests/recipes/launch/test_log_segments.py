@@ -1,4 +1,4 @@
-"""The log of a pod: immutable segments in order, whatever the store and the disk do."""
+"""The log of a pod: immutable ordered segments that survive store and disk failures."""
 
 import os
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Pods that share a preparation through the store: each restarts alone, and all belong to one attempt."""
+"""Pods sharing a preparation through the store restart independently within one attempt."""
 
 from pathlib import Path
 

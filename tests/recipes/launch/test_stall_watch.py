@@ -1,4 +1,4 @@
-"""Stalls: no progress of any rank for the limit, and the rank that the others wait for is named."""
+"""Stall detection: no rank progresses within the limit, and the culprit rank is named."""
 
 from recipes.launch.rank_progress import RankProgress
 from recipes.launch.stall_watch import SILENT_SECONDS, StallWatch, find_culprits
@@ -47,7 +47,7 @@ def test_time_while_the_machine_was_suspended_does_not_count() -> None:
 
 
 def test_rank_waited_for_indirectly_is_the_culprit() -> None:
-    """Rank 1 waits for rank 2, and therefore rank 0 for rank 1."""
+    """Rank 0 waits for rank 1, which waits for rank 2."""
     ranks = {
         0: RankProgress(events=1, collectives={"rows": 5}),
         1: RankProgress(events=1, collectives={"rows": 4, "columns": 8}),

@@ -1,4 +1,4 @@
-"""Peaks by the names that CUDA gives its devices: `torch.cuda.get_device_name` and the driver's files have the same."""
+"""GPU peak performance by device name, as CUDA and the driver's files spell it."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Whether a recipe fits, what would fit instead, and how fast it may be."""
+"""Hardware fit of a recipe: whether it fits, what would fit instead, expected speed."""
 
 from dataclasses import replace
 from typing import Any
@@ -48,7 +48,7 @@ def test_nearest_fitting_alternative_is_suggested(
 
 
 def test_memory_allowance_must_fit_on_a_gpu_but_not_on_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a GPU all that is free is known; a host is refused nothing that could run."""
+    """All free memory of a GPU is known; a host refuses nothing that could run."""
     recipe = Recipe.named("zen-7b-lora")
     shape = resolve_shape(recipe)
     budget = check_fit(recipe, shape, HOST).budget
@@ -63,7 +63,7 @@ def test_memory_allowance_must_fit_on_a_gpu_but_not_on_a_host(monkeypatch: pytes
 
 @pytest.mark.parametrize(("memory", "fits"), [("4Gi", False), ("64Gi", True), (None, True)])
 def test_paged_optimizer_states_need_host_memory(memory: str | None, fits: bool) -> None:
-    """57 GiB of them were reckoned to take none at all."""
+    """Regression: 57 GiB of paged optimizer states were estimated as zero."""
     hardware = {"gpus": 1, "gpu_type": "nvidia-h200-141gb", "memory": memory}
     recipe = Recipe.named("zen-7b-full").changed({"optimizer": "paged_adamw", "distributed": None, "hardware": hardware})
     found = check_fit(recipe, resolve_shape(recipe), host_memory=0)
@@ -93,7 +93,7 @@ def test_unknown_gpu_type_is_not_refused() -> None:
 
 
 def test_cpu_fit_uses_the_larger_of_requested_and_available_memory() -> None:
-    """A process of this machine is not held to the memory that a pod would get: what ran goes on to run."""
+    """Local processes are not limited to a pod's memory, so what ran before keeps running."""
     recipe = Recipe.named("smollm2-135m-lora").changed({"batch_size": 16})
     shape = resolve_shape(recipe)
     assert check_fit(recipe, shape, host_memory=16 * GIB).fits
@@ -115,7 +115,7 @@ def test_gpu_requirement_of_every_recipe_is_a_known_gpu() -> None:
 
 
 def test_flops_per_weight_are_six_for_full_fine_tuning_and_four_for_lora() -> None:
-    """PaLM's rule, to which attention and adapters add a few percent at this length."""
+    """PaLM's rule; attention and adapters add a few percent at this length."""
     full = Recipe.named("zen-7b-full").changed({"gradient_checkpointing": False})
     lora = Recipe.named("zen-7b-lora").changed({"gradient_checkpointing": False})
     shape = resolve_shape(full)
@@ -155,7 +155,10 @@ def test_assumed_speed_is_a_range_that_grows_with_gpus() -> None:
 
 
 def test_a_published_run_is_within_the_assumed_range() -> None:
-    """Llama-2-7B with LoRA on one A100: 2,392 tokens a second in plain Hugging Face, 4,007 in Unsloth (LLaMA-Factory)."""
+    """Llama-2-7B with LoRA on one A100.
+
+    2,392 tokens per second in plain Hugging Face, 4,007 in Unsloth (published by LLaMA-Factory).
+    """
     recipe = Recipe.named("zen-7b-lora").changed({"gradient_checkpointing": False, "lora_rank": 8})
     llama = Architecture(
         model_type="llama",
@@ -173,7 +176,6 @@ def test_a_published_run_is_within_the_assumed_range() -> None:
 
 
 def test_allowance_is_shown_but_not_required_on_a_host() -> None:
-    """On a host the allowance is shown and does not refuse."""
     recipe = Recipe.named("smollm2-135m-lora").changed({"hardware": {}})
     shape = resolve_shape(recipe)
     found = check_fit(recipe, shape, HOST)
@@ -184,7 +186,7 @@ def test_allowance_is_shown_but_not_required_on_a_host() -> None:
 
 
 def test_smaller_micro_batches_of_an_uneven_step_leave_no_round_empty() -> None:
-    """Halves of them, twice as often, would."""
+    """Halving the micro-batches and doubling the rounds would leave a round empty."""
     shape = {"strategy": "ddp", "gpus_per_node": 24}
     keys = {"batch_size": 4, "gradient_accumulation": 2, "distributed": shape, "rows_per_step": 100}
     found = [one.recipe for one in suggest_smaller_batches(Recipe.named("smollm2-135m-lora").changed(keys))]

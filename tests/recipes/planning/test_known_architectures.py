@@ -1,4 +1,4 @@
-"""The shape of a base model whose files are on this machine, and have been in no store yet."""
+"""The shape of a base model in a local folder, before its first upload."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ LARGE = {
 
 
 def pinned(folder: Path, config: Any) -> Recipe:
-    """To a folder that has a configuration and nothing else; the name has a character that a URI quotes."""
+    """Return a recipe pinned to a folder with only a configuration, at a quoted URI."""
     model = folder / "a model"
     model.mkdir()
     (model / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
@@ -33,12 +33,12 @@ def pinned(folder: Path, config: Any) -> Recipe:
 
 
 def test_shape_is_read_from_pinned_local_folder(tmp_path: Path) -> None:
-    """To pin it was what a check asked for; then it asked for the shape, which stands beside the weights."""
+    """Regression: after the requested pinning, the check still required the shape, which the folder has."""
     assert resolve_shape(pinned(tmp_path, LARGE)).parameters == 70_553_706_496
 
 
 def test_first_run_of_pinned_folder_is_checked_against_gpu_memory(tmp_path: Path) -> None:
-    """Seventy billion parameters were taken for one GPU of 40 GB, because no job had brought them to the store yet."""
+    """Regression: before the first upload, 70 billion parameters passed for one 40 GB GPU."""
     recipe = pinned(tmp_path, LARGE)
     buckets = {kind: kind for kind in ("datasets", "checkpoints", "models")}
     store = Store(StoreAddress(root=(tmp_path / "objects").as_uri(), buckets=buckets))

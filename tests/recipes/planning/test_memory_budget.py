@@ -1,4 +1,4 @@
-"""The memory budget against tensors that were really made: equal where it claims to be exact, else within 5 %."""
+"""The memory budget against real tensors: equal where exact, otherwise within 5 %."""
 
 import itertools
 from collections.abc import Iterable, Iterator
@@ -42,7 +42,7 @@ ROWS, LENGTH = 2, 96
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Threads wait for each other longer than they compute on matrices of 64 columns."""
+    """Use one thread: on matrices of 64 columns, synchronization costs more than computing."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -91,7 +91,7 @@ def test_parameter_count_equals_built_model(family: str, tied: bool) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
 def test_parameter_count_equals_built_model_without_head_dim(family: str) -> None:
-    """Those of Qwen3 are of 128, and not the hidden size's part: a budget with heads of 16 was 40 % short."""
+    """Qwen3's heads are 128 wide for any hidden size; assuming 16 was 40 % short."""
     shape = tiny(family).model_copy(update={"head_dim": None})
     assert shape.parameters == sum(parameter.numel() for parameter in build(shape, device="meta").parameters())
 
@@ -121,7 +121,7 @@ def test_unsupported_model_configuration_is_refused(changes: dict[str, Any]) -> 
 
 
 def stored(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes of tensors, each storage once."""
+    """Return the bytes of tensors, counting each storage once."""
     return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values())
 
 
@@ -140,7 +140,7 @@ def states(optimizer: torch.optim.Optimizer) -> int:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_full_fine_tuning_budget_equals_measured_bytes(dtype: str) -> None:
     shape = tiny("qwen2")
-    model, optimizer = after_a_step(build(shape))  # of float32, whatever it computes in
+    model, optimizer = after_a_step(build(shape))  # float32 weights, for any compute dtype
     budget = estimate_memory(full(dtype=dtype), shape)
     assert budget.weights == stored(model.parameters())
     assert budget.gradients == stored(parameter.grad for parameter in model.parameters())
@@ -175,8 +175,8 @@ def test_nf4_weight_bytes_equal_bitsandbytes(sizes: tuple[int, int], double_quan
 
 
 def test_adamw_8bit_state_bytes_equal_bitsandbytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    # transformers keeps embeddings in 32 bits by overrides per `id(weight)` and place in the optimizer, which outlive them:
-    # those of another test's embedding may fit a weight made here.
+    # transformers keeps embeddings in 32 bits by overrides per `id(weight)` and optimizer position, which are global:
+    # overrides left by another test could match a weight created here.
     for overrides in ("pid2config", "index2config"):
         monkeypatch.setattr(bnb.optim.GlobalOptimManager.get_instance(), overrides, {})
     weights = [torch.nn.Parameter(torch.randn(size)) for size in ((64, 96), (10, 10), (64, 64), (301, 300))]
@@ -188,7 +188,7 @@ def test_adamw_8bit_state_bytes_equal_bitsandbytes(monkeypatch: pytest.MonkeyPat
 
 
 def kept_by(model: Any, texts: int = 2) -> int:
-    """Bytes that autograd keeps of one packed micro-batch with so many texts in each row, by its own hooks."""
+    """Measure the bytes autograd saves for a packed micro-batch with `texts` texts per row."""
     own = {tensor.untyped_storage()._cdata for tensor in itertools.chain(model.parameters(), model.buffers())}
     kept: dict[int, torch.Tensor] = {}
 
@@ -256,7 +256,7 @@ def test_activation_estimate_is_within_5_percent_of_autograd(
 def test_activation_estimate_is_within_5_percent_with_compiled_blocks(
     family: str, targets: tuple[str, ...], dropout: float, dtype: torch.dtype, adapter: int, masked: bool
 ) -> None:
-    """With PyTorch's own partition of what is kept and what is computed again; rows of one text need no mask."""
+    """Uses PyTorch's own partitioner; rows with a single text need no mask."""
     shape = tiny(family)
     base = model = build(shape, dtype)
     if targets:
@@ -318,10 +318,10 @@ def test_sharding_divides_memory_by_zero_stage() -> None:
         for strategy in ("ddp", "deepspeed_zero2", "deepspeed_zero3", "fsdp")
     )
     assert copied.weights == whole.weights and copied.optimizer == whole.optimizer
-    assert copied.gradients == 2 * whole.gradients  # and its buckets
+    assert copied.gradients == 2 * whole.gradients  # plus the gradient buckets
     assert fsdp.weights == whole.weights / 8 and fsdp.gradients == whole.gradients / 8
     assert fsdp.optimizer == whole.optimizer / 8
-    # DeepSpeed's weights are in bfloat16; their gradients, its copy of them and both moments in float32: 12 bytes for 8.
+    # DeepSpeed: weights in bfloat16; gradients, master weights and both moments in float32 (12 bytes instead of 8).
     assert zero2.weights == whole.weights / 2 == 8 * zero3.weights
     assert (
         zero2.gradients - 2 * 2 * ZERO_BUCKET_ELEMENTS == zero3.gradients - 4 * ZERO_BUCKET_ELEMENTS == fsdp.gradients
@@ -330,13 +330,13 @@ def test_sharding_divides_memory_by_zero_stage() -> None:
     eight = {"hardware": {"gpus": 8, "gpu_type": "nvidia-a100-80gb"}}
     adapter = estimate_memory(*zen("zen-7b-lora", **shared("ddp"), **eight))
     zero2 = estimate_memory(*zen("zen-7b-lora", **shared("deepspeed_zero2"), **eight))
-    assert zero2.optimizer == pytest.approx(1.5 * adapter.optimizer / 8, rel=1e-3)  # and so beside an adapter in float32
+    assert zero2.optimizer == pytest.approx(1.5 * adapter.optimizer / 8, rel=1e-3)  # also with a float32 adapter
     assert fsdp.gathered > 0 and copied.gathered == zero2.gathered == 0
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "deepspeed_zero3"])
 def test_communication_buffers_are_budgeted_only_for_several_processes(strategy: str) -> None:
-    """Buffers for what they send each other, which one that is alone has not: as large as a small adapter's whole budget."""
+    """NCCL buffers are as large as a small adapter's budget; a single process has none."""
     alone, both = (
         estimate_memory(
             *zen("zen-7b-full", **shared(strategy, gpus), hardware={"gpus": gpus, "gpu_type": "nvidia-a100-80gb"})
@@ -365,7 +365,7 @@ def test_host_allowance_is_the_process_itself() -> None:
 
 
 def test_deepspeed_keeps_the_gathered_weights_of_a_small_model() -> None:
-    """A billion of them, for their next use: a small model stands there whole."""
+    """It keeps a billion gathered weights for reuse: a small model is completely gathered."""
     eight = {"hardware": {"gpus": 8, "gpu_type": "nvidia-a100-80gb"}}
     small, large = (
         (estimate_memory(recipe, resolve_shape(recipe)), resolve_shape(recipe))
@@ -381,7 +381,7 @@ def test_deepspeed_keeps_the_gathered_weights_of_a_small_model() -> None:
 
 
 def test_host_buffers_count_only_bytes_written() -> None:
-    """There it is no memory before: a tiny run would be refused for 4 GB that it never touches."""
+    """Untouched host buffers use no memory: counting 4 GB would refuse a tiny run."""
     recipe = Recipe.named("smollm2-135m-lora").changed(shared("deepspeed_zero2", 2))
     copied = Recipe.named("smollm2-135m-lora").changed(shared("ddp", 2))
     shape = resolve_shape(recipe)
@@ -398,7 +398,7 @@ def test_fsdp_keeps_the_adapter_unsharded_in_each_process() -> None:
     sharded, spread = (estimate_memory(*zen("zen-72b-lora", **shared(name, 4))) for name in ("fsdp", "deepspeed_zero3"))
     assert sharded.weights == spread.weights == copied.weights / 4
     assert sharded.adapter == copied.adapter == 4 * spread.adapter
-    assert sharded.gradients == copied.gradients / 2 and sharded.optimizer == copied.optimizer  # ddp's buckets
+    assert sharded.gradients == copied.gradients / 2 and sharded.optimizer == copied.optimizer  # ddp also has buckets
 
 
 def test_tensor_parallelism_divides_gathered_weights_and_activations() -> None:
@@ -407,7 +407,7 @@ def test_tensor_parallelism_divides_gathered_weights_and_activations() -> None:
         estimate_memory(*zen("zen-72b-full", gradient_checkpointing=False, distributed=shape | {"tensor_parallel": parts}))
         for parts in (1, 8)
     )
-    for part in ("weights", "gradients", "optimizer"):  # of all weights but norms, which are whole in each process
+    for part in ("weights", "gradients", "optimizer"):  # except for norms, which every process holds completely
         assert getattr(cut, part) == pytest.approx(getattr(spread, part), rel=2e-4)
     assert cut.gathered == pytest.approx(spread.gathered / 8, rel=2e-4)
     assert spread.activations / 8 < cut.activations < spread.activations / 2
@@ -434,8 +434,9 @@ def test_preference_pairs_double_activations_and_full_dpo_adds_a_reference_model
 
 
 def test_installed_objective_declaring_pairs_is_budgeted_for_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One sequence a row was reckoned of all that were installed: a job passed that ran out of memory. The class is none
-    that could be imported here, as there is no torch where jobs are admitted.
+    """Regression: installed objectives were budgeted for one sequence per row and ran out of memory.
+
+    The objective class is not importable here, because job admission has no torch.
     """
     install("simpo", "raise AssertionError", tmp_path, monkeypatch, PAIR_OBJECTIVES_GROUP)
     install("plain", "raise AssertionError", tmp_path, monkeypatch)
@@ -452,13 +453,13 @@ def test_installed_objective_declaring_pairs_is_budgeted_for_pairs(tmp_path: Pat
 
 
 def one_long(recipe: Recipe) -> int:
-    """Tokens of rows that are all as long as a sequence may be."""
+    """Return the number of tokens if every row has the maximum length."""
     return recipe.samples_per_step * recipe.sequence_length * recipe.max_steps
 
 
 @pytest.mark.requirement("L8")
 def test_zen_recipes_need_the_recorded_memory() -> None:
-    """The figures are written out: a change of the budget shows what it does to them."""
+    """Recorded figures show how a change of the budget affects the recipes."""
     needed = {name: estimate_memory(*zen(name)).needed / GIB for name in Recipe.names() if name.startswith("zen")}
     assert needed == pytest.approx(
         {"zen-7b-lora": 24.8, "zen-72b-lora": 53.6, "zen-72b-qlora": 62.0, "zen-7b-full": 29.0, "zen-72b-full": 56.2},
@@ -468,7 +469,7 @@ def test_zen_recipes_need_the_recorded_memory() -> None:
 
 @pytest.mark.requirement("L3")
 def test_qlora_weights_are_70_to_75_percent_smaller_than_lora() -> None:
-    """A quarter, and the constants, embeddings and norms that are not in four bits."""
+    """A quarter, plus the constants, embeddings and norms that are not quantized."""
     lora, _ = zen("zen-72b-lora", distributed=None, hardware={"gpus": 1, "gpu_type": "nvidia-a100-80gb"})
     qlora, shape = zen("zen-72b-qlora")
     assert 0.70 < 1 - estimate_memory(qlora, shape).weights / estimate_memory(lora, shape).weights < 0.75
@@ -476,7 +477,7 @@ def test_qlora_weights_are_70_to_75_percent_smaller_than_lora() -> None:
 
 @pytest.mark.requirement("L6")
 def test_full_fine_tuning_is_three_to_four_times_the_model() -> None:
-    """Weights, gradients and optimizer states, as the method's memory profile says."""
+    """Weights, gradients and optimizer states, as in the method's documented memory profile."""
     budget = estimate_memory(*zen("zen-7b-full"))
     assert 3 <= (budget.weights + budget.gradients + budget.optimizer) / budget.weights <= 4.001
 

@@ -1,4 +1,4 @@
-"""Pipeline parallelism: how a model is cut, what is refused and why, what a GPU needs. That it trains is in `training`."""
+"""Pipeline parallelism: stages, refused layouts, memory per GPU. Its training is tested in `training`."""
 
 import json
 import subprocess
@@ -110,7 +110,7 @@ def test_stage_holds_one_micro_batch_per_remaining_stage() -> None:
     assert [count_micro_batches_in_flight(cut(4, gradient_accumulation=16), rank) for rank in range(4)] == [4, 3, 2, 1]
     assert [count_micro_batches_in_flight(cut(4, gradient_accumulation=3), rank) for rank in range(4)] == [3, 3, 3, 3]
     recipe = cut(4, gradient_accumulation=16)
-    _, second, third, _ = estimate_stages(recipe, resolve_shape(recipe))  # of as many layers each
+    _, second, third, _ = estimate_stages(recipe, resolve_shape(recipe))  # equal numbers of layers
     assert second.weights == third.weights and second.activations == third.activations * 3 / 2 > 0
 
 
@@ -148,4 +148,4 @@ def test_dry_run_builds_the_estimated_stages(tmp_path: Path) -> None:
     assert [stage["parameters"] for stage in stages] == [stage["parameters_expected"] for stage in stages]
     assert sum(stage["parameters"] for stage in stages) == found["parameters"]
     assert sum(stage["trainable"] for stage in stages) == found["trainable"] and len(stages) == 4
-    assert all(40e9 < stage["memory"] < 50e9 for stage in stages)  # of 145e9 in one
+    assert all(40e9 < stage["memory"] < 50e9 for stage in stages)  # of 145e9 on a single GPU

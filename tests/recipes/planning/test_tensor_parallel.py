@@ -1,4 +1,4 @@
-"""Tensor parallelism: what is refused and why, and what the libraries are told. Training: see `test_two_processes`."""
+"""Tensor parallelism: refused layouts and library settings. Its training is tested in `test_two_processes`."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ def cut(parts: int, gpus: int = 8, name: str = "zen-72b-full", **changes: Any) -
 
 
 def test_shape_without_tensor_parallelism_omits_its_key() -> None:
-    """So the digests of runs that were made before there was this key."""
+    """Otherwise the digests of runs from before this key existed would change."""
     assert "tensor_parallel" not in Distributed(strategy="fsdp").model_dump(mode="json")
     assert Distributed(strategy="fsdp", tensor_parallel=2).model_dump(mode="json")["tensor_parallel"] == 2
 
@@ -83,7 +83,7 @@ def test_unsupported_model_unknown_at_submission_is_refused_on_load(tmp_path: Pa
 
 def test_fsdp_shards_over_processes_not_used_by_tensor_parallelism() -> None:
     assert fsdp_config(cut(2)) == {"fsdp_size": 4, "tp_size": 2, "fsdp_mixed_precision": True}
-    # Alone it gathers nothing, so that autocast sees to the types.
+    # With one process FSDP gathers nothing, and autocast handles the types.
     assert fsdp_config(cut(8)) == {"fsdp_size": 1, "tp_size": 8, "fsdp_mixed_precision": False}
 
 

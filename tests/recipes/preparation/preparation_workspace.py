@@ -1,4 +1,4 @@
-"""A store with one dataset in it, in a folder of its own unless it is given, and the program prepare run on it."""
+"""A store with one dataset, and the program prepare run on it."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models
 
 
 def questions(count: int, seed: int = 1) -> list[dict[str, Any]]:
-    """Records of English words; the lengths have a long tail."""
+    """Generate records of English words with a long tail of lengths."""
     draw = random.Random(seed)
     return [
         {
@@ -36,7 +36,7 @@ def questions(count: int, seed: int = 1) -> list[dict[str, Any]]:
 
 
 def in_chunks(store: Store, uri: str, file: Path, size: int) -> Artifact:
-    """A dataset of one file that lies in chunks of a size, as what is uploaded lies in chunks of a megabyte."""
+    """Publish a dataset of one file, split into chunks as an upload would be."""
     data = file.read_bytes()
     chunks = []
     for piece in (data[start : start + size] for start in range(0, len(data), size)):
@@ -47,7 +47,7 @@ def in_chunks(store: Store, uri: str, file: Path, size: int) -> Artifact:
 
 
 class Place:
-    """One dataset of JSON lines, given as rows or as raw lines; `units` are the sizes of the units of work."""
+    """One dataset of JSON lines, given as rows or raw lines; `units` sets unit sizes."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Place:
             self.dataset = in_chunks(self.store, uri, raw / "records.jsonl", chunk_bytes)
 
     def tokenize(self, **changed: Any) -> dict[str, Any]:
-        """Parameters for a tiny tokenizer."""
+        """Return parameters for a tiny tokenizer."""
         folder = self.folder / "tokenizer"
         if not folder.is_dir():
             make_tokenizer().save_pretrained(folder)
@@ -97,7 +97,7 @@ class Place:
         return result
 
     def files(self, result: Result) -> dict[str, str]:
-        """SHA-256 of every file that came out."""
+        """Return the SHA-256 of every output file."""
         return {
             f"{role}/{file.path}": file.sha256
             for role, artifact in result.artifacts.items()

@@ -1,4 +1,4 @@
-"""Missing values and outliers: rejected or filled before anything else is made of a record."""
+"""Cleaning: missing values and outliers are rejected or filled before any other stage."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ CLEAN = {
 
 
 def table(count: int) -> list[dict[str, Any]]:
-    """Questions with columns that lack values, now and then, and have numbers out of place."""
+    """Generate questions with occasional missing values and numeric outliers."""
     rows = []
     for number, row in enumerate(questions(count)):
         row |= {"author": f"a{number % 7}", "system": "Be kind.", "level": 3, "score": number % 5}
@@ -64,7 +64,7 @@ def test_cleaning_is_independent_of_process_count(tmp_path: Path) -> None:
 
 
 def test_filled_text_counts_in_layout_detection_and_deduplication(tmp_path: Path) -> None:
-    """It is part of the record before its layout is looked at, and before it is told from equal ones."""
+    """Filling happens before the layout is detected and before duplicates are compared."""
     rows: list[dict[str, Any]] = [
         {"instruction": f"what is {number}?", "answer": "" if number == 5 else "a"} for number in range(20)
     ]

@@ -1,4 +1,4 @@
-"""Equal and nearly equal records are found with a few in memory at a time, as they are written down here for all at once."""
+"""Exact and near deduplication in bounded memory equals a reference that holds everything."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -22,7 +22,7 @@ from recipes.records.disk_partitions import Partitions, RecordNumbers, Scratch
 from tests.recipes.preparation.preparation_workspace import questions
 
 HELD_BYTES = [500, 1 << 20]
-"""Of some twenty records, or of all of them."""
+"""Memory for about twenty records, or for all of them."""
 RANGE = 30
 
 
@@ -46,7 +46,7 @@ def test_exact_deduplication_marks_all_equal_records_but_the_first(
 ) -> None:
     random = np.random.default_rng(seed)
     known = random.integers(0, 1 << 64, (different, 2), np.uint64)
-    known[: different // 3, 0] = known[0, 0]  # half of a digest may be another's too
+    known[: different // 3, 0] = known[0, 0]  # digests may share one of their halves
     digests = known[random.integers(0, different, count)]
     ranges = [digests[begin : begin + RANGE] for begin in range(0, count, RANGE)]
     seen, expected = set[tuple[int, ...]](), list[bool]()
@@ -103,7 +103,7 @@ def test_near_deduplication_marks_records_close_to_the_first_of_their_bucket(
 
 
 def test_signature_is_read_once_for_a_pair_sharing_many_bands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a third of the records that were nearly one text each was taken once for each band: 55 GB for 16 million."""
+    """Regression: a third nearly equal was read per band: 55 GB for 16 million records."""
     parameters = NearDuplicates(threshold=0.8, permutations=32)
     signatures = np.random.default_rng(1).integers(0, 1 << 32, (900, 32), np.uint32)
     signatures[::3, 1:] = signatures[0, 1:]

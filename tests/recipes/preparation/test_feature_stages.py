@@ -1,4 +1,4 @@
-"""Features of a prepared version: what training reads is what a server answers, bit for bit."""
+"""Features of a prepared version: training and serving give bit-identical values."""
 
 import json
 import statistics
@@ -22,7 +22,7 @@ SMALL = {"range_bytes": 5_000, "part_bytes": 10_000}
 
 
 class Served:
-    """What a version's files answer, as a server reads them."""
+    """Features as a server reads them from a version's files."""
 
     def __init__(self, place: Place, result: Result) -> None:
         folder = place.store.fetch(result.artifacts["features"], place.folder / "cache")
@@ -118,7 +118,7 @@ def test_non_numeric_feature_value_is_rejected_with_its_line(tmp_path: Path) -> 
 
 
 def test_personal_data_as_feature_key_is_rejected_when_masking(tmp_path: Path) -> None:
-    """Masked, all customers would be one."""
+    """Masking would turn all customers into one."""
     rows = [*table(60), {"row": 60, "customer": "ann@example.com"}]
     place = Place(tmp_path, rows)
     hidden = place.prepare({"features": FEATURES})
@@ -146,13 +146,13 @@ def test_feature_merge_resumes_after_kill(tmp_path: Path, monkeypatch: pytest.Mo
 
     def dies(*given: Any) -> None:
         write(*given)
-        given[0].with_name(f"{ONLINE_FILE}.1.part").touch()  # it was another process, which leaves this too
+        given[0].with_name(f"{ONLINE_FILE}.1.part").touch()  # left behind by another process
         raise KeyboardInterrupt
 
     monkeypatch.setattr(key_index, "write_key_index", dies)
     with pytest.raises(KeyboardInterrupt):
         place.prepare({"features": FEATURES})
-    monkeypatch.setattr(pipeline.feature_stages, "fit_range", dies)  # done before, and not done again
+    monkeypatch.setattr(pipeline.feature_stages, "fit_range", dies)  # completed before, so it must not run again
     monkeypatch.setattr(key_index, "write_key_index", write)
     monkeypatch.setattr(pipeline, "run_stage", only_undone(pipeline.run_stage))
     assert place.files(place.prepare({"features": FEATURES})) == place.files(whole)

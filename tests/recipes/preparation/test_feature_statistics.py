@@ -1,4 +1,4 @@
-"""What many ranges have of each key is put together in rounds: any number of them is served the same, in bounded memory."""
+"""Merging key statistics of many ranges in rounds: equal results in bounded memory."""
 
 import json
 import random
@@ -35,14 +35,14 @@ FEATURES = {
 }
 FAN = 4
 FEW = 33
-"""Ranges: two rounds, as for twice as many."""
+"""Number of ranges: two merge rounds, as for twice as many."""
 Hash = Callable[[str], int]
 Records = list[list[tuple[str, dict[str, Any]]]]
-"""Of each range, its customers with their records."""
+"""Customers with their records, per range."""
 
 
 def piled(key: str) -> int:
-    """All hashes lie in a corner, and many keys have the same."""
+    """Return one of few hashes, so that many keys collide."""
     return hash_key(key) % 5
 
 
@@ -56,12 +56,12 @@ def drawn(ranges: int, customers: int) -> Records:
 
 
 def apart(ranges: int) -> Records:
-    """Each customer is in one range alone."""
+    """Generate records in which each customer occurs in a single range."""
     return [[(f"c{index}-{number}", {"age": number, "spend": 1.5}) for number in range(12)] for index in range(ranges)]
 
 
 def fitted(work: Path, records: Records, fan: int, hashed: Hash = hash_key) -> Plan:
-    """A plan each of whose ranges was fitted."""
+    """Return a plan whose ranges are all fitted."""
     ranges = tuple(Range("records.jsonl", index, index + 1) for index in range(len(records)))
     plan = Plan(work, ranges, PrepareParameters.model_validate({"features": FEATURES}), fan=fan)
     for index, found in enumerate(records):
@@ -112,7 +112,7 @@ def test_merged_features_are_independent_of_fan_and_range_count(tmp_path: Path, 
 
 
 def test_merge_work_grows_linearly_with_ranges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted in files opened, of which no more than `fan` are open, and in functions called."""
+    """Work is counted in opened files, at most `fan` at once, and in function calls."""
     monkeypatch.setattr(feature_statistics, "BATCH_BYTES", 2000)
     opened = mapped(tmp_path, monkeypatch)
     opens, calls = [], []
@@ -127,7 +127,7 @@ def test_merge_work_grows_linearly_with_ranges(tmp_path: Path, monkeypatch: pyte
 
 
 def mapped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """At each file that is opened: how many files below a folder are."""
+    """Record, at each opened file, how many files below `folder` are mapped."""
     found: list[int] = []
     memory_map = pa.memory_map
 
@@ -160,7 +160,7 @@ def test_merge_memory_is_independent_of_range_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: Callable[[int], Records]
 ) -> None:
     monkeypatch.setattr(feature_statistics, "BATCH_BYTES", 2000)
-    put_together(fitted(tmp_path / "first", records(2 * FEW), FAN))  # what Python makes and keeps is there then
+    put_together(fitted(tmp_path / "first", records(2 * FEW), FAN))  # warm up Python's own allocations
     peaks = []
     for ranges in (FEW, 2 * FEW):
         plan = fitted(tmp_path / str(ranges), records(ranges), FAN)
@@ -180,7 +180,7 @@ def test_intermediate_tables_are_deleted_after_merge(tmp_path: Path) -> None:
 
 
 def test_merge_resumes_after_kill_within_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At whatever table: with no other one made again, and none lost that another one is made of."""
+    """After a kill at any table, no finished table is rebuilt and no input lost."""
     records = drawn(FEW, 40)
     whole = fitted(tmp_path / "whole", records, FAN)
     put_together(whole)

@@ -1,4 +1,4 @@
-"""Which languages are told apart, and that no other is asked for."""
+"""Language detection: supported languages, and refusal of others."""
 
 import pytest
 from pydantic import ValidationError

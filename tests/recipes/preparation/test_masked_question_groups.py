@@ -1,4 +1,4 @@
-"""Records are joined by what they asked and what they ask since, whatever lies between them, few in memory at a time."""
+"""Grouping records by their questions before and after masking, in bounded memory."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,9 +13,9 @@ from recipes.preparation.split_stage import UNCHANGED_DRAW, join_masked_question
 from recipes.records.disk_partitions import Scratch
 
 HELD_BYTES = 300
-"""Of some nine edges."""
+"""Memory for about nine edges."""
 SPREAD = 0x9E3779B97F4A7C15
-"""Draws are hashes: so small numbers are made some that are spread evenly, in another order."""
+"""Multiplier that spreads small numbers evenly in another order, because draws are hashes."""
 
 numbers = st.integers(0, 12)
 pairs = st.lists(st.tuples(numbers, numbers), max_size=40)
@@ -54,6 +54,6 @@ def test_records_are_clustered_transitively_by_either_draw(found: list[tuple[int
 
 
 def test_a_long_chain_is_one_cluster() -> None:
-    """Each asks what the one before it asked, or asks since: the lowest number goes through all of them."""
+    """Each record shares a question with the previous one: the lowest number propagates to all."""
     found = [pair for number in range(12) for pair in ((number, number + 100), (number + 1, number + 100))]
     assert len({*joined_draws(found)}) == 1

@@ -1,4 +1,4 @@
-"""More records take no more memory: what the first pod finds out of all of them, and the whole program with every filter."""
+"""Memory does not grow with the number of records, for planning and with every filter."""
 
 import json
 import random
@@ -25,7 +25,7 @@ from tests.recipes.preparation.preparation_workspace import WORDS, Place, questi
 
 ROOT = Path(__file__).resolve().parents[3]
 RECORDS = 1_000
-"""Of a range."""
+"""Records per range."""
 HELD_BYTES = 1 << 16
 EVERYTHING: dict[str, Any] = {
     "filter": {"near_dedup": {"threshold": 0.8, "permutations": 16}},
@@ -36,7 +36,7 @@ BY_COLUMN = {"split": {"column": "split"}}
 
 
 def told_plan(folder: Path, ranges: int, parameters: dict[str, Any]) -> Plan:
-    """A plan whose ranges have told of their records: some equal, near, masked, in groups and of rare classes."""
+    """Write a plan whose summaries have equal, near, masked, grouped and rare-class records."""
     plan = Plan(
         folder,
         tuple(Range("records.jsonl", number, number + 1) for number in range(ranges)),
@@ -108,16 +108,17 @@ from recipes.prepare import main, prepare
 recipes.records.record_index.MAX_SEGMENT_RECORDS = 1 << 14
 main(partial(prepare, range_bytes=500_000, part_bytes=500_000, held_bytes=250_000, fan=8))
 """
-"""Units in which a small input is as many as one of terabytes is in those of every day: all that is held of several of them
-is full before the smaller input has been read.
+"""Small units, so that a small input has as many as terabytes have in production.
+
+Every bounded buffer is full before the smaller input has been read.
 """
 FEW, MANY = 20_000, 240_000
 GROWS_LESS_THAN = 20 << 20
-"""Bytes, of all processes together, for an input that has grown by more than twice that."""
+"""Bytes of all processes together, for an input that grows by more than twice that."""
 
 
 def every_kind(count: int) -> Iterator[dict[str, Any] | bytes]:
-    """Records for every filter. Their words come again, as those of a language do: all of them are known soon."""
+    """Generate records for every filter, from a vocabulary that is soon known completely."""
     draw = random.Random(1)
     for number, row in enumerate(questions(count)):
         row["instruction"] = " ".join([*row["instruction"].split()[:-1], *draw.choices(WORDS, k=5)]) + "?"
@@ -138,7 +139,7 @@ def every_kind(count: int) -> Iterator[dict[str, Any] | bytes]:
 
 
 def peaks_of(program: "subprocess.Popen[bytes]") -> Counter[int]:
-    """The most memory that each of its processes had while it ran, in bytes, without files that they map."""
+    """Return the peak memory of each process in bytes, without mapped files."""
     peaks: Counter[int] = Counter()
     while program.poll() is None:
         try:

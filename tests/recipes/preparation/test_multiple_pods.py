@@ -1,4 +1,4 @@
-"""A preparation shared by pods: processes that have a store in common and nothing else, one of which may die."""
+"""A preparation shared by pods that have only the store in common and may die."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ PODS = 3
 LONG = 120.0
 CHUNK_BYTES = 7_000
 KILLS = ("read", 0), ("encode", 1), ("spread", 2), ("delivered", 0)
-"""After which stage's first files which pod dies."""
+"""Stage after whose first files a pod is killed, and the rank of that pod."""
 SCRIPT = f"""
 import sys
 from functools import partial
@@ -37,7 +37,7 @@ if __name__ == "__main__":
 
 
 class Pods:
-    """The pods of a job, started as Kubernetes starts them, but for the size of a unit: each in a folder of its own."""
+    """The pods of a job, started as in Kubernetes but with small units."""
 
     def __init__(self, job: Job, folder: Path) -> None:
         self._folder = folder
@@ -60,7 +60,7 @@ class Pods:
         return self.started[rank]
 
     def until(self, store: Store, below: str, count: int = 1) -> None:
-        """Until the pods have given each other some files of a stage."""
+        """Wait until the pods have exchanged `count` files of a stage."""
         end = time.monotonic() + LONG
         while sum(f"/{below}/" in uri for uri in store.list(self.given)) < count:
             assert time.monotonic() < end, self.said()
@@ -72,7 +72,7 @@ class Pods:
         return f"{self._job.result_uri.rpartition('/')[0]}/_pods"
 
     def kill(self, rank: int) -> None:
-        """The whole session: what a pod started ends with it."""
+        """Kill the pod's whole session, including its child processes."""
         os.killpg(self.started[rank].pid, signal.SIGKILL)
         self.started[rank].wait()
 
@@ -105,13 +105,13 @@ def test_three_pods_that_each_die_once_produce_the_same_bytes_as_one_process(tmp
     for stage, victim in KILLS:
         pods.until(shared.store, stage)
         pods.kill(victim)
-        pods.start(victim, f"after-{stage}")  # with empty folders, as a new pod has them
+        pods.start(victim, f"after-{stage}")  # with empty folders, like a new pod
     pods.wait()
     result = Result.model_validate_json(shared.store.get_bytes(shared.job(wanted).result_uri))
     compare(result, expected)
     assert shared.files(result) == alone.files(expected)
     assert shared.store.list(pods.given) == []
-    late = [pods.start(rank, "late") for rank in range(PODS)]  # the work is done: they neither wait nor spoil anything
+    late = [pods.start(rank, "late") for rank in range(PODS)]  # the work is done: they exit at once and change nothing
     assert [process.wait(LONG) for process in late] == [0] * PODS
     assert shared.store.list(pods.given) == []
 
@@ -145,7 +145,7 @@ def test_unpreparable_input_is_reported_by_first_pod(tmp_path: Path) -> None:
 
 
 def test_pod_restarted_after_result_was_stored_exits_without_waiting(tmp_path: Path) -> None:
-    """What it waited for was deleted by then, and what it has given since goes too."""
+    """The files it waited for are deleted; those it delivered since are cleaned up too."""
     shared = Place(tmp_path / "shared", mixed(400))
     job = shared.job({})
     pods = Pods(job, tmp_path / "pods")

@@ -1,4 +1,4 @@
-"""All classes come to as many training records as the largest; who stands there once more is drawn, with few in memory."""
+"""Oversampling raises every class to the largest one's size, drawn in bounded memory."""
 
 import tracemalloc
 from functools import partial
@@ -47,7 +47,7 @@ def test_oversampling_repeats_the_records_with_the_lowest_draws(
 
 
 def test_oversampling_memory_is_bounded_for_a_very_frequent_question(tmp_path: Path) -> None:
-    """All of its records were, as they are in one partition."""
+    """Regression: all its records, being in one partition, were held at once."""
     peaks = []
     for count in (20_000, 160_000):
         draws = np.random.default_rng(1).integers(0, 1 << 64, count, np.uint64)

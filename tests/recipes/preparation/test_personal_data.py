@@ -1,4 +1,4 @@
-"""Personal data: found in every usual spelling, counted by kind; what only looks like it stays as it is."""
+"""Personal data: found in every usual spelling and counted by kind; lookalikes stay unchanged."""
 
 import json
 from collections import Counter
@@ -154,7 +154,7 @@ SCRAPS = [
 @example("host 2001:db8:: is up", False)
 @example("+\u0661\u0662 \u0663\u0663\u0663\u0663\u0663\u0663\u0663\u0663", True)
 def test_suspicion_prefilter_does_not_change_what_is_masked(text: str, escaped: bool) -> None:
-    """A kind that it passes over is never looked for."""
+    """Kinds ruled out by the prefilter are not searched for."""
     row = {"answer": text}
     line = json.dumps(row).replace("/", "\\/").encode() if escaped else canonical_json(row)
     slowly, quickly = Counter[str](), Counter[str]()

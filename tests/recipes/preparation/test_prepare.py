@@ -1,4 +1,4 @@
-"""The program prepare: the same bytes on any number of processes and after any kill, nothing lost, memory flat."""
+"""The program prepare: reproducible with any processes and kills, complete, in bounded memory."""
 
 import json
 import os
@@ -189,7 +189,7 @@ def test_minority_classes_are_oversampled_in_training_only(tmp_path: Path) -> No
 
 
 def test_records_without_a_class_are_not_oversampled(tmp_path: Path) -> None:
-    """Those whose class is null or empty, or that have none, were one of each, and repeated until they were as many."""
+    """Regression: records without a class counted as a class each and were repeated."""
     known = [{"class": "rare" if number % 9 == 0 else "often"} for number in range(280)]
     unknown: list[dict[str, Any]] = [{"class": None}, {"class": ""}, {}] * 6
     rows = [dict(row, **kind) for row, kind in zip(questions(298), known + unknown, strict=True)]
@@ -204,7 +204,7 @@ def test_records_without_a_class_are_not_oversampled(tmp_path: Path) -> None:
 
 
 def test_kept_duplicates_are_shuffled_apart(tmp_path: Path) -> None:
-    """They stood in one row, wherever they were drawn to: a model saw the same a hundred times over."""
+    """Regression: copies were adjacent, so a model saw a record a hundred times in succession."""
     rows = [row for row in questions(60) for _ in range(20)]
     place = Place(tmp_path, rows, SMALL)
     result = place.prepare({"filter": {"dedup": False}})
@@ -214,7 +214,7 @@ def test_kept_duplicates_are_shuffled_apart(tmp_path: Path) -> None:
 
 
 def test_content_digest_matches_recorded_tables_version(tmp_path: Path) -> None:
-    """Whoever changes what is made of the same input, seed and parameters counts `TABLES_VERSION` up with this."""
+    """If the output for equal input changes on purpose, increment `TABLES_VERSION` with this digest."""
     rows = [*mixed(300), *({**row, "class": None} for row in questions(40, seed=2))]
     place = Place(tmp_path, rows, SMALL)
     result = place.prepare({"filter": {"dedup": False, "near_dedup": {}}, "augment": {"oversample_minority": True}})
@@ -222,7 +222,7 @@ def test_content_digest_matches_recorded_tables_version(tmp_path: Path) -> None:
 
 
 def test_oversampled_copies_do_not_multiply_memory(tmp_path: Path) -> None:
-    """Its copies together were many times the range that they are made of."""
+    """Regression: all copies together took many times the memory of their range."""
     plan = Plan(tmp_path, (Range("records.jsonl", 0, 1),), PrepareParameters())
     only = {"record": b"x" * 20_000, "digest": bytes(16), "group": "", "class": "rare"}
     fields = encoded_schema(plan.parameters)
@@ -262,7 +262,7 @@ def test_group_by_column_without_values_is_refused(tmp_path: Path) -> None:
 
 
 def lengths_in(place: Place, result: Result, cache: Path) -> list[int]:
-    """Of the tokens of all splits."""
+    """Return the token counts of the records of all splits."""
     folders = [place.store.fetch(result.artifacts[name], cache) for name in SPLITS]
     found = [open_table(file).column("length").to_pylist() for folder in folders for file in folder.glob("*.arrow")]
     return [length for part in found for length in part]
@@ -270,7 +270,7 @@ def lengths_in(place: Place, result: Result, cache: Path) -> list[int]:
 
 @pytest.mark.requirement("C1", "C2")
 def test_lengths_are_counted_in_tokens(tmp_path: Path) -> None:
-    """Both bounds stay, and what is one token beyond them goes; what stays is cut after that."""
+    """Both bounds are inclusive; truncation follows the length filter."""
     place = Place(tmp_path, questions(200))
     tokenizer = place.tokenize()
     counted = place.prepare({"tokenize": tokenizer})
@@ -334,7 +334,7 @@ def test_other_languages_and_listed_words_are_rejected(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("word", ["d*mned", "d***", "@ss", "c++", "rude word"])
 def test_toxic_word_ending_in_punctuation_is_matched(word: str) -> None:
-    """One with a star at its end stood in no text, and every record that said it was kept."""
+    """Regression: a word ending in a star never matched, so such records were kept."""
     found = ToxicityFilter(Toxicity(words=(word,)))
     assert found.problem(f"He is a {word.upper()}, they say.") == found.problem(word) == "a word of the list"
     assert found.problem(f"x{word}") is found.problem(f"{word}x") is None
@@ -407,12 +407,12 @@ def test_an_unknown_tokenizer_is_refused(tmp_path: Path) -> None:
 
 MEGABYTES = 400
 LIMIT = 500 << 20
-"""Data memory of each process: Python and its libraries take about 150 MB, the parts of an upload under way 100 MB."""
+"""Data memory of each process: Python and its libraries take about 150 MB, parts of running uploads 100 MB."""
 
 
 @pytest.mark.slow
 def test_an_input_larger_than_its_memory_is_prepared(tmp_path: Path) -> None:
-    """All processes may have this much memory each, and the input is larger than what that leaves them."""
+    """The input is larger than the memory available to each process."""
 
     def rows() -> Iterator[dict[str, Any]]:
         draw = np.random.default_rng(1)
@@ -450,7 +450,7 @@ def test_prepared_version_holds_out_the_same_records_as_its_parent(tmp_path: Pat
 
 
 def test_prepared_version_passes_validation_and_leakage_check(tmp_path: Path) -> None:
-    """Its records lie in the folders of its splits."""
+    """Its records are stored in the folders of its splits."""
     place = Place(tmp_path, questions(60))
     made = place.prepare({})
     job = place.job({}).model_copy(update={"outputs": {name: f"{OUT}/{name}" for name in ("statistics", "leaks")}})
@@ -469,7 +469,7 @@ def calling(number: int, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_argument_order_is_kept_and_unread_keys_are_counted(tmp_path: Path) -> None:
-    """Of calls that differ in it both stay: a model learns one order or the other."""
+    """Calls that differ only in order are both kept, because a model learns the order."""
     rows = [calling(number, {"where": "Lund", "day": number}) for number in range(20)]
     other = calling(0, {"day": 0, "where": "Lund"})
     lines = [json.dumps(row).encode() for row in (*rows, other, rows[1])]

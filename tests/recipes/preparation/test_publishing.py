@@ -1,4 +1,4 @@
-"""What the first pod makes of the parts of all pods: an index whose making takes no more memory for more parts."""
+"""Publishing the parts of all pods: building the index takes constant memory."""
 
 import tracemalloc
 from pathlib import Path
@@ -19,18 +19,20 @@ from tests.recipes.preparation.preparation_workspace import Place, questions
 from tests.support.recipes.mixed_records import SMALL
 
 RECORDS = 5_000
-"""Of each part."""
+"""Records per part."""
 
 
 def delivery(folder: Path, parts: int) -> tuple[Place, VersionPublisher]:
-    """Of parts that all pods have delivered, whose records are known by their number in the order of the names: what each
-    says by the number, and by one more and two more it and what it was made of.
+    """Deliver parts whose record hashes identify the records.
+
+    Records are numbered in the order of the file names. For record n the hash of its text is n, its own hash n + 1,
+    and the hash of its origin n + 2.
     """
     place = Place(folder, [])
     plan = Plan(work=folder / "work", ranges=(), parameters=PrepareParameters())
     counts = (parts, 1, 1)
     for number in range(parts + 2):
-        # The parts of the training split come first; by name the one of the test split does.
+        # Training parts are delivered first; by name the test part is first.
         numbers = np.arange(RECORDS, dtype=np.uint64) + np.uint64((number + 1) % (parts + 2) * RECORDS)
         with atomic_path(hashes_file(plan, counts, number)) as known, known.open("wb") as file:
             np.save(file, np.column_stack([numbers + np.uint64(2), numbers + np.uint64(1), numbers]))
@@ -41,7 +43,7 @@ def delivery(folder: Path, parts: int) -> tuple[Place, VersionPublisher]:
 
 
 def peak(folder: Path, parts: int) -> int:
-    """Bytes held at once while a version is published."""
+    """Return the peak memory in bytes while a version is published."""
     _, made = delivery(folder, parts)
     tracemalloc.start()
     made.publish("train", "split", {})

@@ -1,4 +1,4 @@
-"""Twice the ranges and parts are twice the work: counted in files opened and bytes written, by one pod and between pods."""
+"""Shuffling is linear in ranges and parts, counted in opened files and written bytes."""
 
 import pickle
 from collections.abc import Callable, Iterable, Iterator
@@ -26,11 +26,11 @@ CHUNK_BYTES = 300
 UNITS = {"range_bytes": 1_000, "part_bytes": 1_500}
 FAN = 3
 FEW = 75
-"""Records, in more than `FAN` groups of `FAN` ranges: two rounds, of which another would come at three times as many."""
+"""Records, in more than `FAN` groups of `FAN` ranges: two rounds, as a third is needed only from three times as many."""
 
 
 class InThisProcess(Workers):
-    """Units are done where what they open is counted; `told` are the bytes that a process would be told."""
+    """Run units in this process, and count the pickled bytes for a worker in `told`."""
 
     def __init__(self) -> None:
         super().__init__(0)
@@ -66,7 +66,7 @@ def parts_in(plan: Plan) -> dict[str, str]:
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, names: Iterable[str]) -> list[str]:
-    """Names of the functions, at each call of one of them."""
+    """Record the name of a function at each call."""
     calls: list[str] = []
 
     def counting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""What a range reads: its own lines, wherever files and chunks are cut, and hardly anything else of the store."""
+"""Reading a range: exactly its own lines across file and chunk boundaries, without excess reads."""
 
 import pickle
 from collections import Counter
@@ -58,7 +58,7 @@ def test_every_line_is_in_one_range(
 
 
 def test_a_range_fetches_its_own_chunks(tmp_path: Path, s3: S3Server) -> None:
-    store = Store(s3.address, VARIABLES)  # its workers read with the same keys, which are not in the environment here
+    store = Store(s3.address, VARIABLES)  # workers need the same keys, which are not in this environment
     source = Source(store, dataset(store, tmp_path, b"".join(LINES), CHUNK), tmp_path)
     places = cut_ranges(source.files.values(), RANGE)
     asked: Counter[str] = Counter()

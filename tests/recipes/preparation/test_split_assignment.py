@@ -1,4 +1,4 @@
-"""Splits are decided a partition at a time as they are of all records at once, which is how it is written down here."""
+"""Partitioned split assignment equals this reference, which holds all records at once."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,11 +14,11 @@ from recipes.preparation.split_assignment import SPLITS, TRAIN, assign_splits, c
 from recipes.records.disk_partitions import Scratch
 
 HELD_BYTES = 240
-"""Of ten records."""
+"""Memory for ten records."""
 
 
 def at_once(draw: NDArray[np.uint64], groups: NDArray[np.uint64], parameters: SplitParameters) -> NDArray[np.int8]:
-    """Test has the first of all distinct draws, by their rank within their group and then by themselves."""
+    """Assign splits: test takes the first distinct draws, by rank within group, then draw."""
     clusters, first, member = np.unique(draw, return_index=True, return_inverse=True)
     group = groups[first]
     by_group = np.lexsort((clusters, group))

@@ -1,4 +1,4 @@
-"""A masked question comes to the split that it was in before, and with it what is the same question since it was masked."""
+"""A masked question keeps its split from before masking, with all questions equal after masking."""
 
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,14 @@ def asked(count: int, question: str) -> list[dict[str, Any]]:
 
 
 def splits_of(place: Place, **parameters: Any) -> dict[int, str]:
-    """The split of each record of a preparation, by the record's number."""
+    """Return the split of each record of a preparation, by record number."""
     result = place.prepare(parameters)
     assert result.facts["leaked"] == 0
     return {row["id"]: name for name in SPLITS for row in place.rows(result, name)}
 
 
 def before(rows: list[dict[str, Any]]) -> dict[int, str]:
-    """The same of the version that it is prepared of."""
+    """Return the splits of the same records in the unmasked version."""
     places, _ = divided(rows, SplitParameters())
     return {row["id"]: SPLITS[place] for row, place in zip(rows, places, strict=True)}
 
@@ -42,7 +42,7 @@ def test_masked_version_holds_out_the_same_records_as_its_parent(tmp_path: Path)
 
 @pytest.mark.parametrize("dedup", [True, False])
 def test_questions_made_equal_by_masking_share_one_held_out_split(tmp_path: Path, dedup: bool) -> None:
-    """Where the version before held one of them out they are all held out."""
+    """If the earlier version held out any of them, all are held out."""
     rows = asked(200, "Which ship comes to harbour {0}?")
     for row in rows[:12]:
         row["instruction"] = f"Which ship brings letters of keeper{row['id']}@example.com?"
@@ -54,7 +54,7 @@ def test_questions_made_equal_by_masking_share_one_held_out_split(tmp_path: Path
 
 
 def test_equal_questions_share_a_split_although_only_one_is_masked(tmp_path: Path) -> None:
-    """What a key looks like depends on capitals, and what is the same question does not."""
+    """The key pattern is case-sensitive, equality of questions is not."""
     key = "AKIA" + "ABCD1234" * 2
     rows = asked(300, "Which ship comes to harbour {0}?")
     for row in rows[:100]:

@@ -1,4 +1,4 @@
-"""What all calls of a unit are told goes to each process once, however many calls there are."""
+"""Arguments common to all calls of a unit are sent to each process once."""
 
 from functools import partial
 from operator import add, neg
@@ -8,7 +8,7 @@ from recipes.preparation.workers import Workers
 
 
 class Seven:
-    """Counts how often it is sent; what arrives is a seven."""
+    """Counts how often it is pickled; it unpickles as 7."""
 
     sent = 0
 

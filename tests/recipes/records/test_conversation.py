@@ -1,4 +1,4 @@
-"""The normal form of conversations: what the serving engine passes on to a chat template."""
+"""The normal form of conversations, as the serving engine passes it to a chat template."""
 
 import json
 from typing import Any

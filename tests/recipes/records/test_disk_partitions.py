@@ -1,4 +1,4 @@
-"""Rows come back by their partition and in their order, values by their place, whether they were on the disk or not."""
+"""Disk partitions return rows by partition in insertion order, from memory or from disk."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ HELD = [48, 1 << 20]
 
 @pytest.fixture(params=[2, 1000], autouse=True)
 def fan(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More partitions than are filled at a time, or fewer."""
+    """Limit open partitions to fewer, or to more, than there are."""
     monkeypatch.setattr("recipes.records.disk_partitions.MAX_OPEN_PARTITIONS", request.param)
 
 
@@ -25,11 +25,11 @@ def fan(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 def test_partition_returns_its_rows_in_insertion_order(tmp_path: Path, held_bytes: int) -> None:
     draw = np.random.default_rng(1)
     with Partitions(tmp_path / "rows", KIND, 5, held_bytes) as partitions:
-        numbers = draw.integers(0, 4, 100)  # nothing is in the last one
+        numbers = draw.integers(0, 4, 100)  # the last partition stays empty
         for begin in range(0, 100, 7):
             chosen = numbers[begin : begin + 7]
             partitions.add(chosen, build_rows(KIND, chosen * 10, begin + np.arange(len(chosen))))
-        for _ in range(2):  # as often as it is asked for
+        for _ in range(2):  # reading can be repeated
             found = [np.concatenate([np.zeros(0, KIND), *partitions.pieces(number)]) for number in range(5)]
             assert [rows["place"].tolist() for rows in found] == [np.flatnonzero(numbers == n).tolist() for n in range(5)]
             assert all((rows["key"] == 10 * number).all() for number, rows in enumerate(found))
@@ -66,7 +66,7 @@ def test_reading_more_values_than_places_is_refused(tmp_path: Path) -> None:
 
 
 def test_partition_file_opens_are_bounded_for_many_partitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each time memory was full each partition was opened."""
+    """Regression: all partitions were opened each time memory was full."""
     monkeypatch.setattr("recipes.records.disk_partitions.MAX_OPEN_PARTITIONS", 16)
     opened: list[str] = []
     does = Path.open

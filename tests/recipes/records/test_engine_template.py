@@ -1,4 +1,4 @@
-"""Chat templates as the serving engine applies them: it rendered what is expected here (`test_engine_rendering`)."""
+"""Chat templates rendered as the serving engine does, which produced these expectations (`test_engine_rendering`)."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The index of what lies in files: cut into segments it answers as in one, and one is what it always was."""
+"""The record index in several segments: same answers as one, whose format is unchanged."""
 
 import hashlib
 import random
@@ -31,7 +31,7 @@ from recipes.storage.manifest import Artifact, FileRecord
 BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}
 ARTIFACT = Artifact(kind="dataset", uri="s3://hanzo-ml/datasets/d/prepared/all", digest="0" * 64, size_bytes=0)
 KEYS = 400
-"""Fewer than records, so that the same one stands in several segments."""
+"""Fewer than records, so that a key occurs in several segments."""
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def hashes(count: int) -> tuple[HashPairs, HashPairs]:
-    """Records and origins of an artifact: what each says, and what it was made of, occurs more than once."""
+    """Generate records and origins of an artifact, with repeated texts and sources."""
     draw = random.Random(1).getrandbits
     texts, sources = ([draw(64) for _ in range(KEYS)] for _ in range(2))
     rows = [(texts[draw(64) % KEYS], draw(64), sources[draw(64) % KEYS]) for _ in range(count)]
@@ -49,7 +49,7 @@ def hashes(count: int) -> tuple[HashPairs, HashPairs]:
 
 
 def parts(pairs: HashPairs, *lengths: int) -> Iterator[HashPairs]:
-    """As they come: some of a length each, and then all others together."""
+    """Split the pairs into parts of the given lengths and a rest."""
     for length in lengths:
         yield pairs[:length]
         pairs = pairs[length:]
@@ -63,7 +63,7 @@ def index_of(store: Store) -> RecordIndex:
 
 
 def answers(store: Store, segments: Sequence[Segment], keys: Collection[int]) -> dict[int, set[IndexHit]]:
-    """Of each key all of its entries."""
+    """Return all index entries of each key."""
     found = defaultdict(set)
     for each in number_hits(segments, {segment: segment.find(store, keys) for segment in segments}):
         found[each.key].add(each)
@@ -98,7 +98,7 @@ def test_an_index_of_any_number_of_segments_finds_every_record(
 
 
 def test_single_segment_index_keeps_its_digest(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its digest was written down before there could be several."""
+    """These digests were recorded before there could be several segments."""
     records, origins = hashes(1000)
     monkeypatch.setattr(record_index, "MAX_SEGMENT_RECORDS", 1000)
     for made_of, digest in (
@@ -139,7 +139,7 @@ def test_index_files_are_independent_of_input_batches(store: Store, monkeypatch:
 
 
 def test_segments_are_ordered_beyond_five_digit_numbers(store: Store) -> None:
-    """Beyond five digits their names do not."""
+    """Beyond five digits, their names no longer sort numerically."""
     uri = index_uri(ARTIFACT.uri)
     names = [index_file_name(RECORDS, number) for number in (0, 1, 99_999, 100_000)]
     files = tuple(

@@ -1,4 +1,4 @@
-"""The index of records: every key is found wherever it lies, and equal runs of records are equal segments."""
+"""The record index: keys are found in any segment; equal records give equal segments."""
 
 import hashlib
 import random
@@ -32,7 +32,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def segment_of(store: Store, keys: list[int]) -> Segment:
-    """All keys in one segment; the value of each is its number + 1."""
+    """Store all keys in one segment; the value of each is its number + 1."""
     segments = SegmentBuilder()
     for number, key in enumerate(keys):
         assert segments.add(key, number + 1) is None
@@ -81,7 +81,7 @@ def test_batch_lookup_equals_single_lookups(store: Store) -> None:
 
 
 def test_lookup_in_a_large_segment_holds_only_part_of_it(store: Store) -> None:
-    """Sixteen are asked at once, and each that is a file may have eighty megabytes."""
+    """Sixteen are searched concurrently, and a segment stored as a file may have 80 MB."""
     count = MAX_SEGMENT_ENTRIES * 10 + 5
     keys = np.random.default_rng(1).integers(0, 1 << 64, count, np.uint64)
     store.put_bytes(URI, sort_segment(keys, keys))

@@ -1,4 +1,4 @@
-"""Which layout a record has, and what is said of one that has none."""
+"""Detection of a record's layout, and the message for a record without one."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A query only reads, of one database, row by row, and what JSON has no form for is refused."""
+"""SQL queries: read-only, one database, streamed by row; values without a JSON form are refused."""
 
 import sqlite3
 import tracemalloc
@@ -37,7 +37,7 @@ def test_writing_or_lossy_postgresql_query_is_refused(warehouse: str, statement:
     others = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
     with psycopg.connect(warehouse, autocommit=True) as connection:
         found = connection.execute("SELECT (SELECT count(*) FROM orders), (SELECT last_value FROM ids)").fetchone()
-        # A row that was refused left its connection open, with the transaction in it, for as long as the refusal was held.
+        # Regression: a refused row kept its connection and transaction open as long as the exception was referenced.
         wait_for(lambda: connection.execute(f"{others} AND backend_type = 'client backend'").fetchone() is None)
     assert found == (2500, 1)
 
@@ -85,14 +85,14 @@ def test_invalid_query_is_refused_in_one_line_without_creating_a_database(
 
 @pytest.mark.parametrize("value", [float("nan"), [1.0, float("inf")], [[float("nan")]], {"a": [float("-inf")]}])
 def test_non_json_number_in_an_array_is_refused(value: object) -> None:
-    """As those of PostgreSQL may hold them; they became null."""
+    """PostgreSQL arrays may contain them. Regression: they became null."""
     with pytest.raises(BadQuery, match="column 'x' contains"):
         encode_row(["id", "x"], [1, value])
     assert encode_row(["id", "x"], [1, [1.5, (2.5, None)]]) == b'{"id":1,"x":[1.5,[2.5,null]]}\n'
 
 
 def test_read_only_query_can_use_virtual_tables(tmp_path: Path) -> None:
-    """Full-text search looks at a setting of its file."""
+    """Full-text search reads a setting of its table."""
     path = tmp_path / "notes.db"
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE VIRTUAL TABLE notes USING fts5(text)")
@@ -107,7 +107,7 @@ ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELEC
 @pytest.mark.parametrize("database", ["shop", "warehouse"])
 @pytest.mark.parametrize("rows", ["i FROM n", "count(*) FROM n"])
 def test_endless_query_is_stopped_at_its_time_limit(request: pytest.FixtureRequest, database: str, rows: str) -> None:
-    """Whether it has rows to show for it, or none."""
+    """Both with and without producing rows."""
     with pytest.raises(BadQuery, match="exceeded the limit of 1 s: select fewer"):
         for _ in iterate_query_lines(request.getfixturevalue(database), f"{ENDLESS} {rows}", 1):
             pass
@@ -119,7 +119,7 @@ def test_endless_query_is_stopped_at_its_time_limit(request: pytest.FixtureReque
     ids=["sqlite", "postgresql"],
 )
 def test_query_holds_one_wide_row_in_memory(request: pytest.FixtureRequest, database: str, wide: str) -> None:
-    """Also behind narrow ones: a thousand at a time were fetched."""
+    """Also after narrow rows. Regression: a thousand rows were fetched at a time."""
     statement = f"SELECT CASE WHEN id < 2000 THEN 'x' ELSE {wide} END AS text FROM orders WHERE id < 2100"
     tracemalloc.start()
     try:

@@ -1,5 +1,7 @@
-"""The object store, as a folder and as an S3 server: what is published comes back verified; half an artifact does not exist;
-names are only names."""
+"""The artifact store on a folder and on S3.
+
+Published artifacts are read back verified, incomplete ones do not exist, and names are never interpreted as paths.
+"""
 
 import asyncio
 import hashlib
@@ -62,7 +64,7 @@ def in_s3(s3: S3Server) -> Store:
 
 @pytest.fixture
 def in_pod(s3: S3Server, server_of_pods: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """The same S3 behind the API, for a program that may write all that these tests do."""
+    """Return the same S3 behind the API, for a program allowed to write these objects."""
     job = program_job(server_of_pods, {str(number): uri for number, uri in enumerate(PLACES)})
     monkeypatch.setenv(TOKEN_VARIABLE, submit(server_of_pods, job))
     return Store(store_in_pod(server_of_pods, job, "").address)
@@ -157,7 +159,7 @@ def test_stored_content_is_compared_without_sending_it(store: Store) -> None:
 
 
 def test_stored_content_is_compared_by_size_with_kms_encryption(s3: S3Server) -> None:
-    """The server names no MD5 then, or one of what it encrypted."""
+    """With KMS the server returns no MD5, or that of the encrypted content."""
     store = Store(s3.address.model_copy(update={"encryption": "aws:kms"}), VARIABLES)
     store.put_bytes(URI, b"these")
     assert [store.has_content(URI, data) for data in (b"these", b"those", b"these ones")] == [True, True, False]
@@ -216,7 +218,7 @@ def test_corrupt_cached_file_is_downloaded_again(in_s3: Store, folder: Path, tmp
 def test_corrupt_cached_file_is_hashed_once_before_download(
     in_s3: Store, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And what comes is hashed on its way: a file of a hundred GB was read three times more."""
+    """The download is hashed while streaming. Regression: 100 GB were read three more times."""
     published = in_s3.publish(folder, URI, "dataset")
     spoiled = in_s3.fetch(published, tmp_path / "cache") / "inner/b.bin"
     spoiled.write_bytes(bytes(256))
@@ -244,7 +246,7 @@ def test_files_outside_the_manifest_are_not_fetched(in_folder: Store, folder: Pa
 
 
 def test_nested_artifact_does_not_prevent_fetching_in_place(in_folder: Store, folder: Path, tmp_path: Path) -> None:
-    """As the splits of a prepared version lie below its records: nothing is copied for them."""
+    """Like the splits below a prepared version's records: nothing is copied for them."""
     published = in_folder.publish(folder, URI, "dataset")
     for name in ("split", "inner"):
         (tmp_path / name).mkdir()
@@ -255,7 +257,7 @@ def test_nested_artifact_does_not_prevent_fetching_in_place(in_folder: Store, fo
 
 
 class Fetching(Store):
-    """Tells of each piece that it was read, before it is written down."""
+    """Calls back for each piece after reading it and before writing it."""
 
     def __init__(self, store: Store, told: Callable[[], None]) -> None:
         super().__init__(store.address, VARIABLES)
@@ -268,7 +270,7 @@ class Fetching(Store):
 
 
 def test_concurrent_fetches_of_one_artifact_do_not_interfere(in_s3: Store, folder: Path, tmp_path: Path) -> None:
-    """A pod of several begins while another is in the middle of the same file."""
+    """A pod starts fetching while another is in the middle of the same file."""
     published = in_s3.publish(folder, URI, "dataset")
     found: list[Path] = []
     first = Fetching(in_s3, lambda: found.append(in_s3.fetch(published, tmp_path / "cache")))
@@ -298,7 +300,7 @@ def test_interrupted_fetch_leaves_no_file_and_day_old_leftovers_are_removed(
 
 
 def test_a_large_file_is_fetched_in_parts(in_s3: Store, s3: S3Server, tmp_path: Path) -> None:
-    """Over one connection each: by one alone, a large model took an hour."""
+    """One connection per part: with a single connection a large model took an hour."""
     data = random.Random(0).randbytes(20 << 20)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "weights").write_bytes(data)
@@ -322,7 +324,7 @@ def test_ranges_of_a_replaced_object_are_not_mixed(in_s3: Store) -> None:
 
 
 class Meeting(Store):
-    """Each put of a file waits until as many others are under way."""
+    """Uploads of files that each wait until the given number are running."""
 
     def __init__(self, address: StoreAddress, others: int) -> None:
         super().__init__(address, VARIABLES)
@@ -365,7 +367,7 @@ def test_invalid_manifest_is_no_artifact(store: Store, written: bytes) -> None:
 
 
 def test_changed_manifest_is_refused(store: Store, published: Artifact, tmp_path: Path) -> None:
-    """What it lists would be there, and be as it says."""
+    """Otherwise the files it lists would be present and match it."""
     store.put_manifest(URI, store.manifest(published).model_copy(update={"facts": {"n": 2}}))
     for look in (store.manifest, lambda artifact: store.fetch(artifact, tmp_path)):
         with pytest.raises(BrokenArtifact, match=f"{MANIFEST_FILE} has SHA-256 .*, recorded is {published.digest}"):
@@ -381,7 +383,7 @@ def test_fetch_is_limited_to_selected_files(in_s3: Store, folder: Path, tmp_path
 def test_file_cached_concurrently_is_used_only_if_intact(
     in_s3: Store, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And else fetched: it is another file than was looked at, and no better."""
+    """Otherwise it is fetched: the file was replaced after the check, and is corrupt too."""
     artifact = in_s3.publish(folder, URI, "dataset")
     there = tmp_path / "cache" / artifact.digest / "a.jsonl"
     there.parent.mkdir(parents=True)
@@ -455,7 +457,7 @@ def test_delete_removes_the_artifact_and_nothing_else(store: Store, folder: Path
 
 
 class Noting(Store):
-    """Remembers in which order objects were deleted."""
+    """Records the order in which objects are deleted."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store.address)
@@ -511,7 +513,7 @@ part = st.text(safe, min_size=1, max_size=20).filter(lambda name: name not in ("
 @given(part, st.binary(max_size=100))
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_object_names_with_special_characters_round_trip(store: Store, name: str, data: bytes) -> None:
-    """Spaces, percent signs, question marks, colons: what was put under a name is found under it, or refused."""
+    """Spaces, percent signs, question marks, colons: a name round-trips or is refused."""
     uri = f"s3://hanzo-models/names/{name}/x"
     try:
         store.put_bytes(uri, data)
@@ -546,7 +548,7 @@ def test_folder_listing_is_not_recursive(store: Store, s3: S3Server) -> None:
 
 
 async def arriving(size: int, then: BaseException | None = None) -> AsyncIterator[bytes]:
-    """`size` bytes in pieces that fit no part, and perhaps an error behind them."""
+    """Yield `size` bytes in pieces that do not align with parts, then perhaps fail."""
     piece = bytes(range(256)) * 300
     while size > 0:
         await asyncio.sleep(0)
@@ -568,7 +570,7 @@ def test_stream_is_stored_unchanged(store: Store, size: int) -> None:
 
 @pytest.mark.parametrize("of", ["stream", "file"])
 def test_large_object_is_uploaded_to_s3_in_parts(in_s3: Store, s3: S3Server, tmp_path: Path, of: str) -> None:
-    """In one request all of it would wait in memory, and S3 takes no more than 5 GB so."""
+    """A single request would hold it in memory, and S3 limits it to 5 GB."""
     uri, data, file = "s3://hanzo-models/m/1/x", random.Random(0).randbytes(12 << 20), tmp_path / "file"
 
     async def pieces() -> AsyncIterator[bytes]:
@@ -600,7 +602,7 @@ def test_stream_is_stored_completely_when_a_piece_ends_the_first_part(store: Sto
 def test_part_size_grows_to_respect_the_part_limit(
     in_s3: Store, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a file of 60 GB would be."""
+    """As for a file of 60 GB."""
     monkeypatch.setattr(object_transfer, "MAX_PARTS", 2)
     (tmp_path / "file").write_bytes(bytes((11 << 20) + 1))
     in_s3.put_file("s3://hanzo-models/m/1/x", tmp_path / "file")
@@ -636,7 +638,7 @@ def test_replaced_object_is_not_mixed_while_reading(store: Store) -> None:
 
 
 def test_small_object_is_readable_during_constant_replacement(store: Store) -> None:
-    """Two processes write down one incident: whoever read while the other wrote began the list anew."""
+    """Regression: two processes recorded an incident, and a read during the write restarted the list."""
     texts = [letter * length for letter, length in ((b"a", 900), (b"b", 1_000))]
     store.put_bytes(URI, texts[0])
     done = threading.Event()
@@ -657,7 +659,7 @@ def test_small_object_is_readable_during_constant_replacement(store: Store) -> N
 
 @pytest.fixture
 def linked(in_folder: Store, tmp_path: Path) -> Iterator[str]:
-    """A place in the store with links out of it: to a file and to a folder."""
+    """Return a store prefix with symbolic links to a file and a folder outside."""
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "secret").write_bytes(b"secret")
@@ -707,7 +709,7 @@ def test_old_multipart_uploads_are_removed_from_s3(in_s3: Store, s3: S3Server, m
 def test_concurrent_upload_cleanup_by_another_server_is_tolerated(
     in_s3: Store, s3: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of a server's processes does it: whoever came second ended there, and left what comes after."""
+    """Every server process cleans up. Regression: the second one stopped at the first missing upload."""
     for name, value in VARIABLES.items():
         monkeypatch.setenv(name, value)
     bucket = BUCKETS["datasets"]
@@ -731,7 +733,7 @@ def test_every_put_is_signed_with_the_key_given_and_encrypted_at_rest(in_s3: Sto
     in_s3.put_file(f"{URI}/file", folder / "a.jsonl")
     asyncio.run(in_s3.put_stream(f"{URI}/stream", arriving(6 << 20)))
     puts = [request for request in s3.requests if request.method in ("PUT", "POST") and "partNumber" not in request.query]
-    # The part requests and the end of a multipart upload take the encryption from its beginning.
+    # Part requests and the completion of a multipart upload inherit the encryption from its creation.
     beginnings = [request for request in puts if "uploadId" not in request.query]
     assert len(beginnings) == 3
     assert {request.headers.get("x-amz-server-side-encryption") for request in beginnings} == {"AES256"}
@@ -741,7 +743,7 @@ def test_every_put_is_signed_with_the_key_given_and_encrypted_at_rest(in_s3: Sto
 
 
 def test_every_body_is_put_with_its_checksum(in_s3: Store, s3: S3Server, tmp_path: Path) -> None:
-    """Each part of a large one too: what is whole is made of parts that were looked at."""
+    """Including each part of a large one: a complete object consists of verified parts."""
     data = random.Random(0).randbytes(12 << 20)
     (tmp_path / "large").write_bytes(data)
     in_s3.put_bytes(f"{URI}/bytes", b"x")
@@ -819,7 +821,7 @@ def test_missing_object_in_a_known_bucket_takes_one_request(in_s3: Store, s3: S3
 
 def test_full_disk_raises_store_full_and_leaves_no_file(in_folder: Store) -> None:
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limit[1]))  # the kernel refuses more, as a full disk does
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limit[1]))  # larger files fail as on a full disk
     try:
         with pytest.raises(StoreFull):
             asyncio.run(in_folder.put_stream(f"{URI}/x", arriving(12 << 20)))
@@ -837,7 +839,7 @@ def proportional_set_size() -> int:
 @pytest.mark.slow
 def test_streaming_memory_is_independent_of_object_size(in_folder: Store) -> None:
     uri = f"{URI}/large"
-    asyncio.run(in_folder.put_stream(uri, arriving(20 << 20), 20 << 20))  # what the libraries take once
+    asyncio.run(in_folder.put_stream(uri, arriving(20 << 20), 20 << 20))  # warm up the libraries
     before, peak, ended = proportional_set_size(), 0, threading.Event()
 
     def watch() -> None:

@@ -1,4 +1,4 @@
-"""What a user reads of an S3 server that refuses, or is not there: why, and which setting to look at."""
+"""S3 server errors, refused or unreachable: the message names cause and setting."""
 
 import datetime
 import socket
@@ -21,7 +21,7 @@ KEYS = "(settings storage.access_key, storage.secret_key)"
 
 
 def refusal(url: str) -> tuple[type[StoreUnavailable], str]:
-    """What a put and a look at what is there end with."""
+    """Return the error that both a put and a listing raise."""
     store = Store(StoreAddress(root=url, buckets=BUCKETS), VARIABLES)
     with pytest.raises(StoreUnavailable) as put:
         store.put_bytes(URI, b"x")
@@ -41,7 +41,7 @@ def refusal(url: str) -> tuple[type[StoreUnavailable], str]:
     ],
 )
 def test_server_error_message_is_reported(status: int, code: str, message: str, told: str) -> None:
-    """It was cut off where the server's own words begin."""
+    """Regression: the message was cut off where the server's own text begins."""
     with answering(status, code, message) as url:
         kind, said = refusal(url)
         assert said == f"{URI}: {url} {told.format(f'{code}: {message}')}"
@@ -49,7 +49,7 @@ def test_server_error_message_is_reported(status: int, code: str, message: str, 
 
 
 def test_missing_file_is_none_without_list_permission() -> None:
-    """Whether its bucket is there is asked by a listing."""
+    """Only a listing can show whether the bucket exists."""
     with answering(403, "AccessDenied", "No listing.", head=404) as url:
         assert Store(StoreAddress(root=url, buckets=BUCKETS), VARIABLES).find(URI) is None
 
@@ -73,7 +73,7 @@ def test_untrusted_certificate_is_distinguished_from_an_outage(tmp_path: Path) -
 
 
 def self_signed(file: Path) -> Path:
-    """A certificate for this machine that no authority vouches for, with its key."""
+    """Write a self-signed certificate for this machine, with its key."""
     key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([])
     now = datetime.datetime.now(datetime.UTC)
     made = (

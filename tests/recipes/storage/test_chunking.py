@@ -1,4 +1,4 @@
-"""Chunks: cut where the content says, whatever the pieces in which it came; a change in the middle changes few of them."""
+"""Content-defined chunks: independent of input pieces; a change in the middle changes few chunks."""
 
 import random
 

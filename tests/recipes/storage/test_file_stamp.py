@@ -1,4 +1,4 @@
-"""What tells whether a file is still the one that was hashed, without hashing it again."""
+"""File stamps: detect whether a hashed file has changed without hashing it again."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a folder of the store is said to hold."""
+"""Listing a folder of the store."""
 
 import os
 from pathlib import Path
@@ -17,7 +17,7 @@ def test_file_deleted_during_listing_hides_no_other(tmp_path: Path) -> None:
 
 
 def test_file_name_with_number_sign_is_not_treated_as_partial(tmp_path: Path) -> None:
-    """Only one that a number follows, at the end: as the library calls a file that it has not finished."""
+    """Partial files end in `#` and a number, as the library names unfinished files."""
     for name in ("c#", "c#sharp", "c#1a", "1#2 of 3", "whole", "half#12"):
         (tmp_path / name).write_bytes(name.encode())
     whole = {("c#", 2), ("c#sharp", 7), ("c#1a", 4), ("1#2 of 3", 8), ("whole", 5)}

@@ -1,4 +1,4 @@
-"""Lines of a file as a file of their own: each line whole and in its order, and every broken part is named."""
+"""A line selection reads as a file of complete ordered lines; corruption is reported."""
 
 import hashlib
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_selected_lines_are_independent_of_chunk_boundaries(
 
 
 class Place:
-    """A dataset of two files, and an artifact of the second and the last line of its second file."""
+    """A dataset of two files, and an artifact with two lines of the second."""
 
     def __init__(self, folder: Path) -> None:
         buckets = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}
@@ -87,7 +87,7 @@ def test_corrupt_selection_part_is_refused_by_name(tmp_path: Path) -> None:
     assert bitmap in refusal()
     store.put_bytes(bitmap, place.bitmap)
     uri = place.source.uri.encode()
-    for place_of_bit in range(8 * len(uri)):  # whichever is flipped
+    for place_of_bit in range(8 * len(uri)):  # for every flipped bit
         flipped = bytearray(uri)
         flipped[place_of_bit // 8] ^= 1 << place_of_bit % 8
         store.put_bytes(origin_uri(place.uri), bytes(flipped))
@@ -100,7 +100,7 @@ def test_corrupt_selection_part_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_line_selection_digest_is_independent_of_source_location(tmp_path: Path) -> None:
-    """Where the lines lie is no part of what they are."""
+    """The location of the source is not part of the content."""
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
     here, there = Place(tmp_path / "here"), Place(tmp_path / "there")
@@ -115,6 +115,6 @@ def test_line_selection_digest_is_independent_of_source_location(tmp_path: Path)
 
 
 def test_file_record_without_line_selection_omits_its_key() -> None:
-    """Else all digests would be others than they were."""
+    """Otherwise all existing digests would change."""
     file = FileRecord(path="a", sha256="0" * 64, size=1)
     assert file.model_dump(mode="json") == {"path": "a", "sha256": "0" * 64, "size": 1}

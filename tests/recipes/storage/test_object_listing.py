@@ -1,4 +1,4 @@
-"""Listings of the store: all of what lies there, in the order of its names, however many requests that takes."""
+"""Listings of the store are complete and ordered by name across any number of requests."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ AT_ONCE = 7
 
 @pytest.fixture
 def in_folder(tmp_path: Path) -> ObjectStore:
-    """Put in no order of their names."""
+    """Create the objects in reverse order of their names."""
     objects = ObjectStore(StoreAddress(root=(tmp_path / "objects").as_uri(), buckets=BUCKETS))
     for name in reversed(NAMES):
         objects.put_bytes(f"{PLACE}/{name}", name.encode())
@@ -26,7 +26,7 @@ def in_folder(tmp_path: Path) -> ObjectStore:
 
 @pytest.fixture
 def in_s3(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
-    """Told by few, as S3 tells of no more than a thousand."""
+    """List a few objects per request, as S3 lists at most a thousand."""
     monkeypatch.setenv("MOTO_S3_DEFAULT_MAX_KEYS", f"{AT_ONCE}")
     for name in NAMES:
         s3.client.put_object(Bucket="hanzo-models", Key=f"many/{name}", Body=name.encode())

@@ -1,4 +1,4 @@
-"""What the store is asked, and what an answer does not say."""
+"""Calls of the object store to its library, and ambiguous answers."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -32,7 +32,7 @@ def test_a_stream_of_less_than_a_part_takes_one_request(s3: S3Server, size: int,
 def test_file_upload_uses_the_requested_concurrency(
     s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    """Of many files at once, one each: all of theirs together are in memory."""
+    """Of many concurrent files each has one request, because all are held in memory."""
     told = told_to("put", monkeypatch)
     (tmp_path / "file").write_bytes(bytes(9 << 20))
     ObjectStore(s3.address, VARIABLES).put_file(URI, tmp_path / "file", at_once)
@@ -40,7 +40,7 @@ def test_file_upload_uses_the_requested_concurrency(
 
 
 def test_stream_upload_has_two_parts_in_flight(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server has many of them at a time."""
+    """A server has many such uploads at a time."""
     told = told_to("put_async", monkeypatch)
     asyncio.run(ObjectStore(s3.address, VARIABLES).put_stream(URI, arriving(MIN_PART_BYTES)))
     assert [named["max_concurrency"] for named in told] == [2]
@@ -55,7 +55,7 @@ def test_object_of_known_size_is_read_with_one_request(s3: S3Server) -> None:
 
 
 def told_to(name: str, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What the library is told as it does what it does."""
+    """Record the options that a library function is called with."""
     told: list[dict[str, Any]] = []
     does = getattr(obstore, name)
 
@@ -68,7 +68,7 @@ def told_to(name: str, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def test_missing_object_is_not_found_without_list_permission(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether the bucket is there they cannot tell."""
+    """Without that permission, whether the bucket exists is unknown."""
 
     def denied(*given: Any, **named: Any) -> Any:
         raise PermissionDeniedError("AccessDenied: you may not list")

@@ -1,4 +1,4 @@
-"""What is done at the same time comes in its order, and ends at its first error."""
+"""Prefetch: concurrent results keep their order and end at the first error."""
 
 import threading
 import time
@@ -26,7 +26,7 @@ def test_prefetch_runs_exactly_the_given_number_at_once() -> None:
         with lock:
             now += 1
             most = max(most, now)
-        all_are_here.wait(60)  # breaks where fewer are at work together
+        all_are_here.wait(60)  # fails if fewer run concurrently
         with lock:
             now -= 1
 
@@ -35,7 +35,7 @@ def test_prefetch_runs_exactly_the_given_number_at_once() -> None:
 
 
 def test_prefetch_does_not_run_far_ahead_of_its_consumer() -> None:
-    """What is held are results: of an object that is read, its bytes."""
+    """Prefetched results, such as the bytes of an object, are held in memory."""
     begun: list[int] = []
     coming = prefetch(begun.append, range(100), 4)
     next(coming)

@@ -1,4 +1,4 @@
-"""A command's checkpoints on a cluster: pods save and restore them through signed addresses."""
+"""A command's checkpoints on a cluster: pods save and restore them through signed URLs."""
 
 import os
 from pathlib import Path
@@ -16,7 +16,7 @@ PLACE = "s3://hanzo-ml/checkpoints/in-pod"
 def test_pod_restores_the_folder_that_another_saved(server_of_pods: ServerProcess, tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     saved = write_folder(tmp_path / "checkpoints")
-    for name in object_names.COMMITTED_NAMES:  # larger than what the server takes under such a name
+    for name in object_names.COMMITTED_NAMES:  # larger than the server's limit for these names
         (saved / name).write_bytes(os.urandom(object_names.MAX_COMMITTED_BYTES + 1))
         os.utime(saved / name, ns=(OLDEST, OLDEST))
     job = program_job(server_of_pods, {"checkpoints": PLACE}, program=Program.COMMAND)

@@ -1,4 +1,4 @@
-"""Objects behind the API while something fails: restarts, refused addresses, broken connections and bytes."""
+"""Objects behind the API during failures: restarts, refused URLs, broken connections, corrupt bytes."""
 
 import json
 import random
@@ -96,7 +96,7 @@ def test_api_that_stays_away_is_an_unavailable_store(
 
 
 class UnreliableServer:
-    """API and store in one, for one object: connections break after some bytes of a range."""
+    """API and store for one object whose connections break after some bytes of a range."""
 
     def __init__(self, data: bytes, break_after: int) -> None:
         self.data, self.break_after, self.version = data, break_after, '"1"'

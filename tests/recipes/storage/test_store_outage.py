@@ -1,5 +1,7 @@
-"""A store that is a folder, and is not there for a while: a network folder that is not mounted any more. That is an outage,
-and no empty store; who asks meanwhile is told so, and nothing is made at its place."""
+"""An unmounted network folder is a store outage, not an empty store.
+
+Requests fail with an outage error, and nothing is created at the mount point.
+"""
 
 import asyncio
 import errno
@@ -27,7 +29,7 @@ CHECKPOINTS = "s3://hanzo-ml/checkpoints/run"
 
 
 class Folder:
-    """The root of a store, which comes and goes as a mounted folder does: its mount point may stay, empty, or not."""
+    """A store root that can be unmounted, with or without leaving an empty mount point."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -41,7 +43,7 @@ class Folder:
 
     def come(self) -> None:
         if self.root.exists():
-            self.root.rmdir()  # fails where anything was made in it meanwhile
+            self.root.rmdir()  # fails if anything was created in it meanwhile
         self.elsewhere.rename(self.root)
 
 
@@ -166,7 +168,7 @@ def test_unresponsive_network_folder_is_an_outage(
 
 
 def test_put_during_unmount_is_an_outage(folder: Folder, artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library makes the folders anew: as if nothing had been, all that lay there was missing from then on."""
+    """Regression: the library recreated the folders, after which all stored objects looked deleted."""
     put = obstore.put
 
     def then_away(*given: Any, **options: Any) -> Any:

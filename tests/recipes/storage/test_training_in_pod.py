@@ -1,4 +1,4 @@
-"""A training whose store is the API: same weights as with a store of its own, also after it moved to another machine."""
+"""Training with the API as its store: same weights as directly, also on another machine."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 
 def submitted(server: ServerProcess, job: Job) -> str:
-    """The token of a training job that is on record."""
+    """Submit a training job to the database and return its token."""
     database = Database(server.settings.database_url)
     Jobs(database).submit(name=job.id, config={}, user="ann", organization="default", id=job.id)
     database.close()
@@ -33,7 +33,7 @@ def begin_attempt(server: ServerProcess, job: Job, token: str, attempt: int) -> 
 
 
 def train(tiny: TinyTraining, name: str) -> dict[str, str]:
-    """SHA-256 of each file that a training leaves."""
+    """Return the SHA-256 of each output file of a training."""
     artifact = tiny.train(name, **LORA).artifacts["adapter"]
     return {file.path: file.sha256 for file in tiny.store.manifest(artifact).files}
 

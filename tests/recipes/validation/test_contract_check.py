@@ -1,4 +1,4 @@
-"""Contracts: every rule names the line, the column and the reason of what breaks it, and lets pass what keeps it."""
+"""Contracts: each violation is reported with line, column and reason; valid records pass."""
 
 import json
 import random
@@ -25,7 +25,7 @@ def check(contract: Contract, rows: list[dict[str, Any]]) -> Violations:
 
 
 def reasons(rules: dict[str, Any], *values: Any) -> list[str]:
-    """The reasons by which a column's values break its rules; `...` leaves the column out."""
+    """Return the reasons why a column's values violate its rules; `...` omits the column."""
     rows = [{} if value is ... else {"c": value} for value in values]
     found = check(Contract(columns={"c": ColumnContract(**rules)}), rows)
     return [f"{each.line} {each.reason}" for each in found.first]

@@ -1,4 +1,4 @@
-"""Statistics of records: exact where they say so, and the same however the records are cut into blocks."""
+"""Statistics of records: exact where stated, and independent of block boundaries."""
 
 import json
 from pathlib import Path
@@ -59,7 +59,7 @@ def test_personal_data_is_counted_by_kind_without_lookalikes(tmp_path: Path) -> 
 
 
 def test_records_without_a_layout_are_compared_as_a_whole(tmp_path: Path) -> None:
-    """Each had the text of the others: none."""
+    """Regression: without a layout all had the same empty text, and so were duplicates."""
     rows = [{"n": n, "m": n * n} for n in range(20)] + [{"m": 9, "n": 3}, {"n": 1, "at": "x"}, {"n": 2, "at": "x"}]
     found = describe(tmp_path, rows, near_duplicates=NearDuplicates(threshold=0.9))
     assert (found.layouts, found.duplicates, found.near_duplicates) == ({"none": 23}, 1, 0)

@@ -1,4 +1,4 @@
-"""Drift: equal data does not drift, moved data does, and the measures are those of the textbooks."""
+"""Drift: none for equal data, found for shifted data, with textbook measures."""
 
 import math
 import random
@@ -58,7 +58,7 @@ def test_a_moved_distribution_drifts() -> None:
     found = feature(compare_versions("d@1", one, other), "characters of a record")
     assert found.psi > 0.5
     assert found.p_value < 1e-9
-    assert found.statistic == pytest.approx(math.erf(0.5 / math.sqrt(2)), abs=0.05)  # of two normals, one deviation apart
+    assert found.statistic == pytest.approx(math.erf(0.5 / math.sqrt(2)), abs=0.05)  # normal, one deviation apart
 
 
 @pytest.mark.parametrize(("before", "after"), [(5.0, 6.0), (5.0, 4.0)])

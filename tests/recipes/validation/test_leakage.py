@@ -1,4 +1,4 @@
-"""Leaks: each test record that stands in what was trained on is named, equal or nearly, and no other is."""
+"""Leaks: every test record that equals or resembles a training record is reported, no other."""
 
 import json
 import random
@@ -104,7 +104,7 @@ def test_the_program_counts_each_test_record_once_and_keeps_all_leaks(tmp_path: 
 
 
 def test_hash_collision_is_not_a_leak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fingerprints only say where to look."""
+    """Fingerprints only select candidates."""
     monkeypatch.setattr(leakage, "hash_record", len)
     test = [{"instruction": "Who keeps the lamp?", "answer": "She."}]
     train = [
@@ -117,7 +117,7 @@ def test_hash_collision_is_not_a_leak(tmp_path: Path, monkeypatch: pytest.Monkey
 
 MEGABYTES = 150
 LIMIT = 300 << 20
-"""Of data memory: Python with its libraries takes about 200 MB of it."""
+"""Data memory limit: Python with its libraries takes about 200 MB of it."""
 
 
 @pytest.mark.slow

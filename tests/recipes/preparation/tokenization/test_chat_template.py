@@ -1,4 +1,4 @@
-"""Several chat templates of one tokenizer, and the tools that one of them tells the assistant of."""
+"""Several chat templates of one tokenizer, including one for tools."""
 
 import json
 from pathlib import Path
@@ -78,7 +78,7 @@ def test_multiple_templates_without_a_default_are_refused_when_one_is_needed(tmp
 
 
 def test_tools_made_invalid_json_by_masking_are_rejected(tmp_path: Path) -> None:
-    """A key whose end is missing is masked to the end of the text, and takes its brackets along."""
+    """A private key without its end is masked to the text's end, with brackets."""
     kept, spoilt = (
         [{"name": "sign", "description": text}] for text in ("as a@example.com", "-----BEGIN PRIVATE KEY----- x")
     )

@@ -1,4 +1,4 @@
-"""A conversation is tokenized for training as the engine tokenizes it: equal tokens for the same messages and tools."""
+"""Training and the serving engine tokenize the same messages and tools to equal tokens."""
 
 import json
 from pathlib import Path
@@ -107,7 +107,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def learned_prompt(tokenizer: Any, messages: list[dict[str, Any]], tools: Any) -> list[int]:
-    """What training puts before an answer to the messages."""
+    """Return the tokens that precede the answer in training."""
     (found,) = tokenize_records(tokenizer, [parse_record({"messages": [*messages, ANSWERED], "tools": tools})], None)
     assert isinstance(found, Tokens), found
     return prompt_tokens(found)

@@ -1,4 +1,4 @@
-"""Tokens from remembered pieces are the tokenizer's own, whatever the text and whatever the tokenizer."""
+"""Cached tokenization by pieces equals the tokenizer's own for every text and tokenizer."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ CUTTERS[GPT2_INDIVIDUAL_DIGITS] = pre_tokenizers.Sequence([pre_tokenizers.Digits
 
 
 def trained(cutter: Any, **token: Any) -> Tokenizer:
-    """A tokenizer with merges over spaces, line ends and punctuation, so that a cut at another place gives other tokens."""
+    """Train merges over spaces, line ends and punctuation, so that other cuts give other tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = cutter
     added = [AddedToken(content, **{"special": True, "normalized": False, **token}) for content in [*SPECIAL, "<|im_end|>>"]]
@@ -141,7 +141,7 @@ def test_cached_pieces_encode_like_the_whole_text(pattern: str, composes: bool) 
 @pytest.mark.slow
 @pytest.mark.parametrize("pattern", CUTTERS)
 def test_translated_pattern_splits_every_character_like_the_tokenizer(pattern: str) -> None:
-    """Of all characters but those that libraries know differently, each beside letters, digits, spaces and itself."""
+    """All unambiguous characters, next to letters, digits, spaces and themselves."""
     known = [letter for letter in map(chr, range(0x10000)) if not is_ambiguous(letter)]
     assert len(known) > 50_000
     for start in range(0, len(known), 256):
@@ -181,7 +181,7 @@ def test_tokenizer_with_bpe_dropout_is_not_cached() -> None:
 
 
 def test_piece_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Long words are not kept, and when there are too many those of before are forgotten."""
+    """Long words are not cached, and older entries are evicted."""
     monkeypatch.setattr(piece_tokenizer, "MAX_CACHED_TEXTS", 300)
     tokenizer = TOKENIZERS[GPT2]
     remembering = PieceTokenizer(tokenizer)

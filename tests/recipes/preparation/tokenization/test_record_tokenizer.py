@@ -1,4 +1,4 @@
-"""Tokens and their mask: what the assistant said, found in templates that do not mark it."""
+"""Record tokenization: tokens and loss mask in templates that do not mark the assistant."""
 
 import random
 from pathlib import Path
@@ -29,7 +29,7 @@ TRIMMING = CHAT_TEMPLATE.replace("message['content']", "message['content'] | tri
 
 
 def ending_with_text(folder: Path, template: str) -> RecordTokenizer:
-    """Of a tokenizer whose end token is not the one that templates end a turn with."""
+    """Return a record tokenizer whose end token differs from the template's end of turn."""
     tokenizer = make_tokenizer()
     tokenizer.eos_token, tokenizer.chat_template = "<|endoftext|>", template
     tokenizer.save_pretrained(folder / "source")
@@ -126,7 +126,7 @@ def test_texts_and_completions_end_with_the_end_token(tmp_path: Path) -> None:
 
 
 def test_start_and_end_tokens_in_text_are_not_duplicated(tmp_path: Path) -> None:
-    """As they do that somebody else's chat template wrote; TRL leaves the end token out too."""
+    """Text rendered by another chat template has them already; TRL omits the end token too."""
     tokenizer = record_tokenizer(tmp_path)
     tokenizer._start_tokens = pack_ids([BEGIN])
     rows = [
@@ -159,12 +159,12 @@ ENDS: dict[str, tuple[str, str]] = {
         " The keeper. <|endoftext|>",
     ),
 }
-"""As Gemma's and the base models' of Qwen and Llama; as Phi-3's; as Llama 2's."""
+"""Endings of Gemma and the base models of Qwen and Llama; of Phi-3; of Llama 2."""
 
 
 @pytest.mark.parametrize("name", ENDS)
 def test_answer_ends_like_the_template_in_instructions_and_conversations(tmp_path: Path, name: str) -> None:
-    """The end token alone was learned of an answer to an instruction, and the template's of the same as messages."""
+    """Regression: instructions learned only the end token, the same answer as messages the template's ending."""
     template, expected = ENDS[name]
     tokenizer = ending_with_text(tmp_path, template)
     row = {"instruction": "Who keeps the lamp?", "answer": "The keeper."}
@@ -189,7 +189,7 @@ def test_end_token_spelled_in_an_answer_does_not_end_its_turn(tmp_path: Path) ->
 
 
 def test_every_turn_is_learned_when_template_has_a_conversation_end_token(tmp_path: Path) -> None:
-    """Phi-3's: of several turns all such conversations were refused."""
+    """As in Phi-3. Regression: all its conversations of several turns were refused."""
     tokenizer = ending_with_text(tmp_path, ENDS["an end of all"][0])
     messages = [
         {"role": "user", "content": "Who keeps the lamp?"},
@@ -204,7 +204,7 @@ def test_every_turn_is_learned_when_template_has_a_conversation_end_token(tmp_pa
 
 
 def test_completion_gets_no_extra_leading_space(tmp_path: Path) -> None:
-    """Of tokenizers such as Llama 2's, which put one before each text: a completion began with two."""
+    """Tokenizers such as Llama 2's prepend one to every text. Regression: completions began with two."""
     spaced = Tokenizer(models.BPE(unk_token="<unk>"))
     spaced.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
     spaced.train_from_iterator(SENTENCES, trainers.BpeTrainer(special_tokens=["<unk>", "<s>", "</s>"], show_progress=False))
@@ -295,7 +295,7 @@ def test_a_turn_of_weight_zero_is_not_learned(tmp_path: Path) -> None:
 
 
 def test_older_run_renders_records_as_stored(tmp_path: Path) -> None:
-    """Its tools have the keys that they were stored with, an instruction stands alone, and every turn is learned."""
+    """Tools keep stored keys, instructions ignore input and system prompt, every turn is learned."""
     tokenizer = make_tokenizer()
     tokenizer.chat_template = "{{ tools | tojson if tools }}" + CHAT_TEMPLATE
     asked = TokenizeParameters(tokenizer="own")

@@ -1,4 +1,4 @@
-"""What the assistant says in templates that write a turn in another way once others follow, as the library marks it."""
+"""Assistant spans in templates that render a turn differently once others follow."""
 
 import json
 from pathlib import Path
@@ -37,8 +37,9 @@ THOUGHTFUL = r"""
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}
 {%- if enable_thinking is defined and not enable_thinking -%}{{- '<think>\n\n</think>\n\n' -}}{%- endif -%}
 {%- endif -%}"""
-"""Does what Qwen3's does: thoughts stand in the answers to the last question alone, and empty ones in the last answer; and
-says what the assistant's part is, as few templates do.
+"""Like Qwen3's template: thoughts only in answers to the last question, empty ones in the last answer.
+
+Unlike most templates it marks the assistant's part.
 """
 THOUGHTLESS = {"enable_thinking": False}
 EMPTY = "<think>\n\n</think>\n\n"
@@ -112,7 +113,7 @@ def test_only_the_last_answer_is_learned_with_its_template_thoughts(tmp_path: Pa
 
 @pytest.mark.parametrize("messages", CONVERSATIONS[:3])
 def test_thoughts_that_template_adds_to_every_answer_are_not_learned(tmp_path: Path, messages: list[dict[str, Any]]) -> None:
-    """They are switched off: for an answer that is asked for the template writes them itself."""
+    """With thinking disabled, the template itself writes the empty thoughts before an answer."""
     tokenizer = record_tokenizer(tmp_path, THOUGHTFUL, template_arguments=THOUGHTLESS)
     whole, spans = tokenizer.template.conversation(messages)
     said = [whole[span.start : span.end] for span in spans]
@@ -122,7 +123,7 @@ def test_thoughts_that_template_adds_to_every_answer_are_not_learned(tmp_path: P
 
 
 def test_turn_ends_at_template_end_marker_instead_of_end_token() -> None:
-    """Of Qwen3's base models, whose texts end otherwise than their turns."""
+    """As in Qwen3's base models, where a text's end token differs from a turn's."""
     template = ChatTemplate(THOUGHTFUL, {"eos_token": "<|endoftext|>"}, {}, None, "<|endoftext|>")
     whole, spans = template.conversation(CONVERSATIONS[0])
     assert [whole[span.start : span.end] for span in spans] == ["The keeper.<|im_end|>\n", f"{EMPTY}She does.<|im_end|>\n"]
@@ -142,7 +143,7 @@ def test_conversation_with_ambiguous_assistant_spans_is_refused(tmp_path: Path, 
 
 @pytest.mark.parametrize("question", ["Who?", "Who sees?"])
 def test_conversation_whose_rendering_depends_on_marks_is_refused(tmp_path: Path, question: str) -> None:
-    """Here the length of a question; of the longer one it has a digit more with a mark, and moves all that is behind it."""
+    """The template prints the question's length, and a mark gives the longer question another digit."""
     counted = THOUGHTFUL.replace("message.content + '<", "message.content ~ message.content | length ~ '<")
     messages = [user(question), assistant("The keeper."), user("And?"), assistant("She does.")]
     tokenizer = record_tokenizer(tmp_path, counted)
@@ -156,7 +157,7 @@ def test_text_containing_the_span_mark_is_refused(tmp_path: Path, word: str, mar
     messages = json.loads(json.dumps(CONVERSATIONS[0]).replace(word, json.dumps(mark)[1:-1]))
     assert any(mark in message["content"] for message in messages)
     (found,) = record_tokenizer(tmp_path, THOUGHTFUL).tokenize([{"messages": messages}], [Layout.MESSAGES])
-    # Plain texts need no marks of their own: their shape is known. Those that a template could look at do.
+    # Plain texts need no marks, because their shape is known; texts that a template could inspect do.
     messages[-1]["content"] += " <"
     (marked,) = record_tokenizer(tmp_path / "marked", THOUGHTFUL).tokenize([{"messages": messages}], [Layout.MESSAGES])
     assert learned(found).startswith(messages[1]["content"] + "<|im_end|>")
