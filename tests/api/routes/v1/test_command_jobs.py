@@ -134,7 +134,7 @@ def test_log_of_a_running_command_is_shown(http: TestClient, settings: Settings)
 def test_log_is_streamed_completely_with_unusual_line_separators(
     server: ServerProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Text after a form feed or Unicode separator was missing; so was an unfinished last line."""
+    """Text after a form feed or Unicode separator, or an unfinished last line, was missing."""
     job = httpx.post(f"{server.url}/v1/jobs", json={"name": "odd", "command": ["true"]}).json()["id"]
     folder = server.home / "jobs" / job / "command"
     folder.mkdir(parents=True)
@@ -399,7 +399,7 @@ def test_job_with_values_no_database_stores_is_refused(http: TestClient, paramet
 
 @pytest.mark.parametrize("keys", [{"name": "a\0"}, {"name": "a\ud800"}, {"files": {"a.py": "\ud800"}}])
 def test_refused_command_job_stores_no_source_files(http: TestClient, settings: Settings, keys: dict[str, Any]) -> None:
-    """They stayed in the store, and half a surrogate pair in one was a server error."""
+    """They stayed in the store; half a surrogate pair was a server error."""
     document = {"name": "n", "command": ["python", "a.py"], "files": {"a.py": "print(1)"}, **keys}
     answer = http.post("/v1/jobs", content=json.dumps(document), headers={"Content-Type": "application/json"})
     assert answer.status_code == 400, answer.text

@@ -84,7 +84,7 @@ def test_estimate_uses_past_runs_of_the_same_recipe(server: ServerProcess, datas
 
 
 def test_job_with_unknown_lora_target_module_is_refused_at_submission(server: ServerProcess, dataset: str) -> None:
-    """It was detected only on the GPU, or not at all next to a known one."""
+    """It was detected only on the GPU, or never next to a known one."""
 
     def submitted(status: int, *targets: str) -> dict[str, Any]:
         body = {"name": "mine", "dataset": "doors", "parameters": {"lora_target_modules": targets}}
