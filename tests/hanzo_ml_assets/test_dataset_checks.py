@@ -74,7 +74,7 @@ def pictures(markdown: str) -> dict[str, tuple[list[str], list[tuple[float, floa
 
 
 def test_record_statistics_are_shown_as_numbers_and_charts(graph: Graph) -> None:
-    """30 records of 16 words, 10 of 11 with two duplicates; every fourth has a note."""
+    """30 records of 16 words, 10 of 11, two duplicates; every fourth has notes."""
     english = "The keeper of the lamp walks to the tower every evening, and he counts {} ships."
     dutch = "De wachter van lamp {} loopt elke avond naar de toren."
     texts = [english.format(n) for n in range(100, 130)] + [dutch.format(100 + n % 8) for n in range(10)]
