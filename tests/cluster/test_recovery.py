@@ -210,7 +210,7 @@ class DisturbedTraining:
         return attempt
 
     def finish(self) -> Trained:
-        """Let it end, at full speed."""
+        """Let the training end at full speed; return its results."""
         self.limit_cpu(2)
         self.installation.wait_for(self.job, Phase.SUCCEEDED)
         wait_until(lambda: not pods_of(self.installation, self.job), 120, lambda: "its pods are not deleted")

@@ -73,7 +73,7 @@ def kill_run_worker(stack: LocalStack, killed: set[Path]) -> None:
 
 
 def corrupt_newest_checkpoint(stack: LocalStack, job: str) -> None:
-    """Truncate its weights, here and in the store, once uploaded."""
+    """Truncate its weights locally and, if uploaded, in the store."""
     checkpoints = stack.trainer(job) / "checkpoints"
     newest = max((path for path in checkpoints.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
     for folder in (newest, stack.path(f"s3://hanzo-ml/checkpoints/{job}/{newest.name}")):

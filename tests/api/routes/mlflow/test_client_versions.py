@@ -1,7 +1,7 @@
 """A session with the installed MLflow client, and on demand with any other release.
 
-- python -m venv /tmp/client && /tmp/client/bin/pip install mlflow-skinny==2.22.2
-- MLFLOW_CLIENT_PYTHON=/tmp/client/bin/python pytest tests/api/routes/mlflow/test_client_versions.py
+python -m venv /tmp/client && /tmp/client/bin/pip install mlflow-skinny==2.22.2
+MLFLOW_CLIENT_PYTHON=/tmp/client/bin/python pytest tests/api/routes/mlflow/test_client_versions.py
 """
 
 import os
