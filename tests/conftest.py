@@ -1,5 +1,7 @@
-"""How the tests are spread over processes: a file's tests stay together, and so do those that share a running stack. And
-what all tests share: ports on which nothing answers, and an S3 server.
+"""Distribution of tests over processes, and shared fixtures.
+
+A file's tests stay in one process, and so do those that share a running stack. All tests share ports without a listener,
+and an S3 server.
 """
 
 from __future__ import annotations
@@ -26,15 +28,17 @@ LONGEST_FIRST = (ONE_STACK, "recipes/preparation", "recipes/training")
 """Folders in the order in which they start: a process that began one of them last would work alone at the end."""
 SERVICES = ("SERVER", "METRICS", "ENGINE", "DAGSTER", "DAGSTER_CODE_SERVER")
 OF_A_CLUSTER = {"postgresql", "s3"}
-"""Parameters of tests that run on SQLite and in a folder too, as a laptop does: these are slow tests."""
+"""Parameters of tests that also run on SQLite and in a folder, as on a laptop: these are slow tests."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """In a shell's background SIGINT is ignored, and Dagster lets a process that imports it ignore SIGTERM then too: so
-    would all that the tests start, and wait for to end.
+    """Restore default signals, and cache root certificates.
 
-    Each client of httpx reads all root certificates, 25 ms of processor time: tests make thousands, to ask a server whether
-    it has started, and no plain address needs any. They are read once a process.
+    A shell's background processes ignore SIGINT, and Dagster then makes processes that import it ignore SIGTERM too:
+    all that the tests start and wait for would inherit that.
+
+    Each client of httpx reads all root certificates, 25 ms of processor time: tests make thousands, to check whether a
+    server has started, and no plain address needs any. They are read once per process.
     """
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -45,9 +49,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def reserve_ports(config: pytest.Config) -> None:
-    """Point this process's settings at ports where nothing listens: a stack of `make demo` has the default ones.
+    """Point this process's settings at ports without a listener.
 
-    A socket that is bound and does not listen keeps its port from other processes, and refuses connections.
+    A stack of `make demo` has the default ones. A socket that is bound and does not listen keeps its port from other
+    processes, and refuses connections.
     """
     for service in SERVICES:
         reserved = socket.socket()
@@ -57,8 +62,10 @@ def reserve_ports(config: pytest.Config) -> None:
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
-    """Bytes do not name a test: a zip holds the time at which it was made, and two processes that collected tests in
-    different seconds had different ones, so that none was run.
+    """Keep bytes out of test ids.
+
+    A zip holds its creation time: two processes that collected tests in different seconds had different ids, so that no
+    test was run.
     """
     return argname if isinstance(val, bytes) else None
 
@@ -82,7 +89,7 @@ def place_in_order(item: pytest.Item) -> int:
 
 @pytest.fixture(scope="session")
 def s3_session() -> Iterator[S3Server]:
-    from tests.support.s3_server import s3_server  # takes a second, which only tests of S3 pay
+    from tests.support.s3_server import s3_server  # takes a second, which only tests of S3 need to spend
 
     with s3_server() as server:
         yield server
@@ -90,6 +97,6 @@ def s3_session() -> Iterator[S3Server]:
 
 @pytest.fixture
 def s3(s3_session: S3Server) -> S3Server:
-    """The S3 server, with empty buckets."""
+    """Return the S3 server, with empty buckets."""
     s3_session.empty()
     return s3_session

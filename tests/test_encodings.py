@@ -1,4 +1,7 @@
-"""Files are UTF-8 whatever the locale is: under Latin-1, an umlaut in the path of the state folder failed a training."""
+"""Files are read and written as UTF-8 in every locale.
+
+Under Latin-1, an umlaut in the path of the state folder failed a training.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -9,7 +12,7 @@ PRODUCT = ("api", "hanzo_ml", "hanzo_ml_assets", "recipes", "resources", "sensor
 
 
 def list_unencoded(file: Path) -> Iterator[str]:
-    """Calls that read or write text in the encoding of the locale."""
+    """List calls that read or write text in the encoding of the locale."""
     for call in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if not isinstance(call, ast.Call) or any(keyword.arg == "encoding" for keyword in call.keywords):
             continue

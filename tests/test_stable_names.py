@@ -1,7 +1,7 @@
-"""No name that is stored or spoken to others disappears or changes; new ones may come.
+"""Stored and published names never disappear or change; new ones may be added.
 
-A failure says which name is gone, and what holds it. Where the source spells a name in another form (in parts, say),
-change how `tests/support/live_names.py` finds it, never the frozen name.
+A failure names the missing one, and what holds it. Where the source spells a name in another form (in parts, say), change
+how `tests/support/live_names.py` finds it, never the frozen name.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ def interfaces(tmp_path_factory: pytest.TempPathFactory) -> Interfaces:
 
 
 def lost(frozen: Any, live: Any) -> list[str]:
-    """What of a frozen group is gone or has another value."""
+    """List the names of a frozen group that are missing or have another value."""
     if not isinstance(frozen, dict):
         return sorted({*frozen} - {*live})
     gone = [f"{key} (all of it)" for key in frozen if key not in live]
@@ -45,7 +45,7 @@ def check(group: str, live: Any) -> None:
 
 
 def check_signatures(group: str, live: Mapping[str, str]) -> None:
-    """More parameters at the end are fine."""
+    """Compare signatures; more parameters at the end are allowed."""
     frozen: dict[str, str] = getattr(stable_names, group)
     as_before = {
         name: frozen[name] for name, now in live.items() if name in frozen and now.startswith(frozen[name].rstrip(")"))
@@ -95,7 +95,7 @@ def test_literals_are_still_in_the_source(group: str) -> None:
 
 
 def test_events_are_still_written_by_their_names() -> None:
-    """A name may be composed, as of `job.` and the kind of an incident."""
+    """A name may be composed, such as `job.` and the kind of an incident."""
     literals = live_names.source().literals
     kinds = {event: event.partition(".") for event in stable_names.EVENTS}
     check(
@@ -113,12 +113,15 @@ def test_stored_values_are_still_declared_together() -> None:
 
 
 def test_documents_keep_their_keys() -> None:
-    """Whatever the class is called now: one declares all keys of the document."""
+    """Under any class name: one class declares all keys of the document."""
     check("DOCUMENTS", {name: closest(name, keys) for name, keys in stable_names.DOCUMENTS.items()})
 
 
 def closest(document: str, keys: tuple[str, ...]) -> frozenset[str]:
-    """The fields of the class that has most of a document's keys; of several, the one with its name."""
+    """Return the fields of the class that shares most keys with a document.
+
+    Among several, it is the one with the document's name.
+    """
     name = document.partition(" ")[0]
     _, fields = max(live_names.source().fields, key=lambda each: (len(each[1] & {*keys}), each[0] == name))
     return fields

@@ -1,4 +1,4 @@
-"""A server process over a folder or over S3, and the artifacts of a run on it."""
+"""Start a server over a folder or S3, with a run's artifacts."""
 
 import http.client
 from dataclasses import dataclass
@@ -60,7 +60,7 @@ class ArtifactServer:
         return f"{PROXY}/0/{run_id}/artifacts/{name}"
 
     def raw(self, method: str, path: str, body: Any = b"", headers: dict[str, str] | None = None) -> Answer:
-        """A request whose path reaches the server exactly as written: other clients tidy it up."""
+        """Send a request whose path is not normalized: other clients clean it up."""
         connection = http.client.HTTPConnection("127.0.0.1", self.process.port, timeout=120)
         try:
             connection.request(method, path, body, headers or {})

@@ -1,7 +1,7 @@
-"""What a data scientist's script does, with whatever release of MLflow's client the interpreter has that runs this file.
+"""A data scientist's script, for any release of MLflow's client.
 
-`python tests/api/client_session.py http://127.0.0.1:8057` against any server; it needs nothing of this repository, and works
-with mlflow-skinny 2.9 and newer. `test_client_versions` runs it, with another interpreter where one is named.
+`python tests/api/client_session.py http://127.0.0.1:8057` against any server; it needs nothing of this repository, and
+works with mlflow-skinny 2.9 and newer. `test_client_versions` runs it, with another interpreter where one is named.
 """
 
 import math

@@ -1,4 +1,7 @@
-"""Every answer that a test gets, against the server's own OpenAPI document: its status, its type and its form."""
+"""Check every response that a test gets against the server's OpenAPI document.
+
+Compares status, content type and body.
+"""
 
 import json
 import re
@@ -11,13 +14,16 @@ from fastapi import FastAPI
 
 
 def documented(template: str) -> str:
-    """The path under which a route stands in the document: one with two names stands there by the first."""
+    """Return the path that documents a route.
+
+    A route with two paths is documented under the first.
+    """
     path = re.sub(r"\{(\w+):\w+\}", r"{\1}", template)
     return path.removeprefix("/api") if path.startswith("/api/v1/") else path
 
 
 def named_schemas(document: dict[str, Any], part: Any) -> set[str]:
-    """The components that a part of a document refers to, and those that they refer to."""
+    """Return the components that a part of a document refers to, directly or indirectly."""
     found: set[str] = set()
     waiting = [part]
     while waiting:
@@ -33,18 +39,21 @@ def operations_of(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 class Conformance:
-    """Compares answers with an application's document."""
+    """Compares responses with an application's document."""
 
     def __init__(self, app: FastAPI) -> None:
         self._routes = app.state.routes
         self._document = app.openapi()
 
     def check(self, answer: httpx.Response) -> None:
-        """An event hook of a client. Raises an AssertionError where the answer is not as the document says."""
+        """Raise an AssertionError for a response that contradicts the document.
+
+        An event hook of a client.
+        """
         method, path = answer.request.method, answer.request.url.path
         match = self._routes.match(method, path)
         operation = self._operation(method, match.route.template) if match else None
-        if operation is None:  # what is not in the document
+        if operation is None:  # not in the document
             return
         status, responses = str(answer.status_code), operation["responses"]
         declared = responses.get(status) or responses.get(f"{status[0]}XX")

@@ -1,6 +1,7 @@
-"""One server process and one application without a process for all files: to start them takes longer than most tests.
+"""One server process and one application in this process, shared by all files.
 
-A test on the process calls what it makes by names of its own; each test on the application finds an empty store.
+Starting them takes longer than most tests. A test on the process creates objects under unique names; each test on the
+application finds an empty store.
 """
 
 import shutil
@@ -33,7 +34,10 @@ __all__ = ["postgres"]
 
 @pytest.fixture(autouse=True)
 def mlflow_forgets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """mlflow keeps its server in a global: the next test would call one that is gone, and again for minutes."""
+    """Reset the server address that mlflow keeps in a global.
+
+    The next test would call a stopped server, and retry for minutes.
+    """
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     yield
     if "mlflow" in sys.modules:
@@ -42,12 +46,15 @@ def mlflow_forgets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def conformance(tmp_path_factory: pytest.TempPathFactory) -> Conformance:
-    """For clients of a process: its document is that of any application."""
+    """Share one document among clients of a process: it is that of any application."""
     return Conformance(create_app(Settings.load({"HANZO_ML_HOME": str(tmp_path_factory.mktemp("described"))})))
 
 
 def over(extra: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory) -> ServerProcess:
-    """A server that may import datasets from the folder `allowed` beside its own, and from a bucket."""
+    """Start a server that may import datasets from a folder and a bucket.
+
+    The folder is `allowed`, next to the server's own.
+    """
     around = tmp_path_factory.mktemp("server")
     for name in ("home", "allowed"):
         (around / name).mkdir()
@@ -65,7 +72,7 @@ def server_on_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve
 def server_on_s3(
     s3_session: S3Server, postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
-    """And over PostgreSQL, as in a cluster."""
+    """Also on PostgreSQL, as in a cluster."""
     s3_session.empty()
     cluster = {
         **on_s3(s3_session),
@@ -83,17 +90,19 @@ def server(server_on_folder: ServerProcess) -> ServerProcess:
 
 @pytest.fixture(scope="module", params=["folder", "s3"])
 def server_on_either(request: pytest.FixtureRequest) -> ServerProcess:
-    """The tests of a file over a folder and SQLite, then over S3 and PostgreSQL."""
+    """Run a file's tests on a folder and SQLite, then on S3 and PostgreSQL."""
     found: ServerProcess = request.getfixturevalue(f"server_on_{request.param}")
     return found
 
 
 def answering(settings: Settings) -> TestClient:
-    """Answers as the server would; an unexpected exception is the 500 that users would see. An answer that is not as the
-    OpenAPI document says fails the test that got it.
+    """Return a client that responds as the server would.
+
+    An unexpected exception is the 500 that users would see. A response that contradicts the OpenAPI document fails the
+    test that got it.
     """
     app = create_app(settings)
-    # Without a connection nobody is at its other end.
+    # Without a connection there is no peer.
     app.dependency_overrides[from_own_user] = lambda: True
     client = TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False)
     client.event_hooks = {"response": [Conformance(app).check]}
@@ -102,7 +111,7 @@ def answering(settings: Settings) -> TestClient:
 
 @dataclass(frozen=True)
 class Application:
-    """An application over a folder; `begin` makes its database what it was when it had just started."""
+    """An application on a folder; `begin` resets its database to the state after start."""
 
     settings: Settings
     client: TestClient
@@ -161,7 +170,7 @@ def application_on_postgresql(postgres: PostgresServer, tmp_path_factory: pytest
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
 def application(request: pytest.FixtureRequest) -> Application:
-    """The tests of a file over SQLite, then over PostgreSQL."""
+    """Run a file's tests on SQLite, then on PostgreSQL."""
     found: Application = request.getfixturevalue(f"application_on_{request.param}")
     return found
 
@@ -179,6 +188,6 @@ def http(application: Application, settings: Settings) -> TestClient:
 
 @pytest.fixture
 def breakable(tmp_path: Path) -> Iterator[TestClient]:
-    """An application of the test's own."""
+    """Start an application that only this test uses."""
     with answering(migrated(tmp_path / "home")) as client:
         yield client

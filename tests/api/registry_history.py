@@ -1,8 +1,8 @@
-"""Clients of the registry under crashes: the history that they saw can be true of one registry only.
+"""Registry clients under crashes: their histories must be consistent with one registry.
 
-Versions are given out once, grow and leave no gap; at every look at most one version is in production; a param that somebody
-was told is stored stays so; a tag is what was set last; a run that was asked for with a key is made once; what was
-acknowledged is in the audit log. What failed on the way may have happened or not, but only once.
+Version numbers are assigned once, in order and without gaps; at any time at most one version is in production; a param that
+was acknowledged stays stored; a tag has the last value that was set; a run with an idempotency key is created once;
+acknowledged calls are in the audit log. A call that failed may have been applied or not, but only once.
 """
 
 import random
@@ -37,15 +37,16 @@ REGISTER, PROMOTE = "/model-versions/create", "/model-versions/transition-stage"
 
 @dataclass
 class Tagged:
-    """The numbers that a client set a tag of its own to: the newest that was sent, and that was acknowledged."""
+    """The newest number that a client sent for its own tag, and the newest acknowledged."""
 
     sent: int = 0
     acknowledged: int = 0
 
 
 class Client(threading.Thread):
-    """Registers versions, promotes any of them, sets tags, begins runs and races for params, until it is stopped. It keeps
-    what it was told.
+    """Runs registry calls in a loop until it is stopped.
+
+    Registers versions, promotes any of them, sets tags, creates runs and races for params. Records every response.
     """
 
     def __init__(self, url: str, run_id: str, seed: int) -> None:
@@ -107,7 +108,7 @@ class Client(threading.Thread):
             tagged.acknowledged = tagged.sent
 
     def _begin(self, http: httpx.Client) -> None:
-        """What is not acknowledged is asked for again, later, with the same key."""
+        """Repeat a request that was not acknowledged later, with the same key."""
         body = {"experiment_id": "0", "tags": [{"key": OF_CLIENT, "value": self.name}]}
         answer = http.post("/runs/create", json=body, headers={"Idempotency-Key": self._key})
         if self._acknowledged(answer):
@@ -129,7 +130,7 @@ class Client(threading.Thread):
 
 
 class RegistryHistory:
-    """Clients at work on one model and one run of the servers."""
+    """Clients that use one model and one run of the servers."""
 
     def __init__(self, servers: list[ServerProcess], database: Database) -> None:
         self._database = database
@@ -141,18 +142,18 @@ class RegistryHistory:
         with database.write() as connection:
             self._registry.ensure_model(connection, self._model)
         seed = random.randrange(1 << 32)
-        print(f"seed {seed}")  # so that a failure can be had again
+        print(f"seed {seed}")  # to reproduce a failure
         self._clients = [Client(servers[number % len(servers)].url, self._run, seed + number) for number in range(4)]
         for client in self._clients:
             client.start()
 
     def go_on(self) -> None:
-        """Wait until every client was told of some calls more."""
+        """Wait until some more calls of every client were acknowledged."""
         wanted = [client.told + 15 for client in self._clients]
         wait_for(lambda: all(c.faults or c.told >= w for c, w in zip(self._clients, wanted, strict=True)))
 
     def check(self) -> None:
-        """Nothing that they were told is untrue of what is there."""
+        """Assert that every acknowledged response agrees with the stored state."""
         clients, model = self._clients, self._model
         for client in clients:
             client.stop()
@@ -200,5 +201,5 @@ class RegistryHistory:
         for client in self._clients:
             assert len(client.runs) == len(set(client.runs)), "one run was made for two keys"
             assert set(client.runs) <= made[client.name], "a run that was acknowledged is lost"
-            # The one that was asked for last may be there, though its client was not told of it.
+            # The last request may be stored, though its client got no response.
             assert len(made[client.name]) <= len(client.runs) + 1, "a run was made twice"

@@ -1,4 +1,4 @@
-"""What killed uploads have left is removed while a server runs, too, and not at its start alone."""
+"""Parts of killed uploads are removed while a server runs, not only at its start."""
 
 import os
 import threading
@@ -13,7 +13,10 @@ from recipes.storage.artifact_store import Store
 
 
 def test_abandoned_upload_is_removed_while_the_server_keeps_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each kill of a trainer within an upload left a part of a checkpoint, for as long as the server ran."""
+    """Each kill of a trainer during an upload left a part of a checkpoint.
+
+    It stayed for as long as the server ran.
+    """
     address = StoreAddress(root=(tmp_path / "objects").as_uri(), buckets={"checkpoints": "c"})
     Store(address).put_bytes("s3://hanzo-ml/checkpoints/run-1/whole", b"whole")
     monkeypatch.setattr(abandoned_uploads, "ABANDONED_AFTER_SECONDS", 0.01)

@@ -1,4 +1,7 @@
-"""An answer arrives in one packet, and a cork holds nothing back: not what nothing follows, nor the end of a connection."""
+"""Responses are sent in one packet, and coalescing delays nothing.
+
+Neither a write that nothing follows, nor the end of a connection is held back.
+"""
 
 import asyncio
 import socket
@@ -14,11 +17,11 @@ from api.coalesced_writes import CoalescingTransport
 from tests.support.server_process import ServerProcess
 
 DATA_SEGS_IN = 152
-"""Where Linux has it in `struct tcp_info`."""
+"""Offset in Linux's `struct tcp_info`."""
 
 
 def packets(connection: socket.socket) -> int:
-    """Those with data in them that have come in."""
+    """Count received packets that contain data."""
     [number] = struct.unpack_from("I", connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256), DATA_SEGS_IN)
     return int(number)
 
@@ -41,7 +44,10 @@ def test_response_is_sent_in_one_packet(server: ServerProcess, path: str) -> Non
 
 
 async def corked(serve: Callable[[CoalescingTransport, asyncio.Transport], Awaitable[None]]) -> bytes:
-    """All that the other end of a connection receives. What the event loop had to catch must be nothing."""
+    """Return all that the other end of a connection receives.
+
+    The event loop must have caught no exception.
+    """
     loop = asyncio.get_running_loop()
     caught: list[dict[str, Any]] = []
     loop.set_exception_handler(lambda _, context: caught.append(context))
@@ -80,7 +86,7 @@ def test_single_write_is_flushed_at_the_end_of_the_loop_iteration() -> None:
         cork.write(b"alone")
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        transport.close()  # not the cork, which would let it out
+        transport.close()  # not the coalescing transport, which would flush it
 
     assert received(serve) == b"alone"
 

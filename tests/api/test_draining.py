@@ -1,4 +1,4 @@
-"""A server that ends answers until its clients have moved to others: a rolling update refuses no request."""
+"""A stopping server responds until its clients have moved: a rolling update refuses no request."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ def test_draining_server_still_answers_and_asks_clients_to_close_connections(tmp
         while server.is_running:
             try:
                 answer = kept.get("/api/2.0/mlflow/experiments/get", params={"experiment_id": "0"})
-            except httpx.TransportError:  # of a new connection, which a Service takes to another pod
+            except httpx.TransportError:  # a new connection, which a Service routes to another pod
                 break
             assert answer.status_code == 200
             closed += answer.headers.get("connection") == "close"

@@ -1,5 +1,7 @@
-"""What was acknowledged is there, once, and on record, whatever is killed while several clients log and register: server or
-PostgreSQL."""
+"""Acknowledged writes are stored once and audited, even when processes are killed.
+
+Server or PostgreSQL are killed while several clients log and register.
+"""
 
 import os
 import signal
@@ -33,7 +35,10 @@ BATCH = 20
 
 
 class Client(threading.Thread):
-    """Logs to its run one call after another until it is stopped. What fails is sent again, as MLflow's client does."""
+    """Sends logging calls to its run until it is stopped.
+
+    Failed calls are repeated, as MLflow's client does.
+    """
 
     def __init__(self, url: str, run_id: str, name: str) -> None:
         super().__init__(daemon=True)
@@ -62,11 +67,11 @@ class Client(threading.Thread):
         self.join()
 
     def told(self) -> Counter[tuple[str, str]]:
-        """How many calls were acknowledged, by run and path."""
+        """Return the number of acknowledged calls, by run and path."""
         return Counter((f"run:{self._run}", self.call(number)[0]) for number in range(self.acknowledged))
 
     def call(self, number: int) -> tuple[str, dict[str, Any], set[int], dict[str, str]]:
-        """The call of that number: its path, its body, and the steps and params that it stores."""
+        """Return the call of that number: path, body, stored steps and stored params."""
         if number % 3 == 0:
             return "log-metric", self._point(number * BATCH), {number * BATCH}, {}
         param = {"key": f"{self._name}/{number}", "value": str(number)}
@@ -80,7 +85,10 @@ class Client(threading.Thread):
         return {"key": self._name, "value": step / 7, "timestamp": step, "step": step}
 
     def check(self, tracking: Tracking) -> None:
-        """All that was acknowledged is stored once, as it was sent; at most the call that failed last is there too."""
+        """Assert that every acknowledged call is stored once, as sent.
+
+        At most the call that failed last may be stored too.
+        """
         assert self.refused == []
         stored = [(point.step, point.value) for point in tracking.metrics.history(self._run, self._name, 10**9).points]
         params = {k: v for k, v in tracking.run_data.params(self._run).items() if k.startswith(f"{self._name}/")}
@@ -100,13 +108,13 @@ class Client(threading.Thread):
 
 
 def go_on(clients: list[Client], calls: int = 20) -> None:
-    """Wait until every client has so many calls more acknowledged."""
+    """Wait until each client has so many more calls acknowledged."""
     wanted = [client.acknowledged + calls for client in clients]
     wait_for(lambda: all(c.refused or c.acknowledged >= number for c, number in zip(clients, wanted, strict=True)))
 
 
 def clients_of(servers: list[ServerProcess], tracking: Tracking) -> list[Client]:
-    """Four clients, spread over the servers; two log to one run together."""
+    """Start four clients, spread over the servers; two log to one run together."""
     shared, own = (tracking.runs.create(0).id for _ in range(2))
     clients = [
         Client(server.url, run, f"{name}{number}")
@@ -126,7 +134,7 @@ def check(clients: list[Client], tracking: Tracking) -> None:
 
 
 def killed(servers: list[ServerProcess], database: Database, kills: Sequence[Callable[[], None]]) -> None:
-    """Let clients of both kinds work while everything is killed; then check what they were told against what is there."""
+    """Run clients of both kinds during the kills, then check their acknowledged calls."""
     tracking = Tracking(database)
     registry = RegistryHistory(servers, database)
     clients = clients_of(servers, tracking)
@@ -142,7 +150,10 @@ def killed(servers: list[ServerProcess], database: Database, kills: Sequence[Cal
 
 
 def check_audit(clients: list[Client], database: Database, kills: int) -> None:
-    """All that was acknowledged is counted, though the servers took no leave; at most what a kill left unanswered is too."""
+    """Assert that all acknowledged calls are counted, though the servers were killed.
+
+    At most those that a kill left without a response are counted too.
+    """
     with database.write() as connection:
         record_calls(connection, flush_counts(connection, now_ms(), 0))
         calls = [event.payload for event in list_calls(connection, "default", limit=10**6)]
@@ -154,7 +165,7 @@ def check_audit(clients: list[Client], database: Database, kills: int) -> None:
     for client in clients:
         told += client.told()
     for kind, number in told.items():
-        # A call may be stored twice unanswered: by PostgreSQL's short way and by the group writer.
+        # A call without a response may be stored twice: by PostgreSQL's fast path and by the group writer.
         assert number <= counted[kind] <= number + 2 * kills * len(clients), kind
 
 
@@ -181,7 +192,7 @@ def test_acknowledged_writes_survive_kills_of_postgresql_and_of_two_servers(
 
 
 def kill_a_backend(url: str) -> None:
-    """PostgreSQL answers the death of one process by a restart of all: every open transaction is lost."""
+    """PostgreSQL restarts all processes when one dies: every open transaction is lost."""
     with psycopg.connect(url, autocommit=True) as connection:
         others = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
         [pid, *_] = connection.execute(others).fetchone() or [0]
@@ -195,7 +206,7 @@ def kill_and_start(postgres: PostgresServer) -> None:
 
 
 def kill_all(servers: list[ServerProcess], postgres: PostgresServer) -> None:
-    """The database and all that writes to it, as when a machine is lost."""
+    """Kill the database and all that writes to it, as when a machine is lost."""
     for server in servers:
         server.kill()
     kill_and_start(postgres)

@@ -145,7 +145,10 @@ def test_not_ready_while_postgresql_is_dead(tmp_path: Path) -> None:
 
 
 def test_not_ready_when_postgresql_accepts_connections_but_never_responds(tmp_path: Path) -> None:
-    """As a host that swallows packets: a request hung for two minutes, and with it the thread that `/ready` needed."""
+    """As a host that drops packets.
+
+    A request hung for two minutes, and with it the thread that `/ready` needed.
+    """
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"postgresql://u@127.0.0.1:{silent.getsockname()[1]}/d"
         settings = Settings.load(
@@ -228,7 +231,10 @@ Refused = Callable[..., str]
 
 @pytest.fixture
 def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refused:
-    """The one line of a server that must not start; in this process, because to start Python takes longer than the rest."""
+    """Return the one-line error of a server that must not start.
+
+    It runs in this process, because starting Python takes longer than the rest.
+    """
 
     def serves(*_: object, **__: object) -> None:
         raise AssertionError("it serves")

@@ -1,4 +1,4 @@
-"""Who makes a run with an Idempotency-Key makes one, however often he asks and how many hear him at once."""
+"""Runs are created once per Idempotency-Key, despite retries and concurrent servers."""
 
 from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
@@ -31,7 +31,7 @@ def test_requests_with_the_same_idempotency_key_create_one_run(server_on_either:
 
 
 def test_requests_without_a_key_create_separate_runs(server_on_either: ServerProcess) -> None:
-    """As on MLflow's server: two processes that begin at once send the same."""
+    """As on MLflow's server: two processes that start at once send the same request."""
     assert made(server_on_either, None, "same") != made(server_on_either, None, "same")
 
 

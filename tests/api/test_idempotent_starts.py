@@ -1,4 +1,4 @@
-"""Work that is asked for with an Idempotency-Key is started once: a client repeats a call whose answer it has not seen."""
+"""Work with an Idempotency-Key is started once: clients repeat calls without a response."""
 
 import json
 from collections.abc import Mapping

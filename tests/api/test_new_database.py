@@ -1,4 +1,4 @@
-"""A server on a database that has no tables, or those of an earlier release, and the commands that start and migrate it."""
+"""A server on a database without tables or with older ones, and migration commands."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ def surroundings(home: Path, port: int, **extra: str) -> dict[str, str]:
 
 @contextmanager
 def serving(home: Path, **extra: str) -> Iterator[tuple[httpx.Client, "subprocess.Popen[str]"]]:
-    """`hanzo-ml server run`, from a folder with an `api` of its own."""
+    """Run `hanzo-ml server run` in a folder that contains its own `api`."""
     (home / "api").mkdir(parents=True, exist_ok=True)
     (home / "api" / "__init__.py").write_text("raise SystemExit('another api')")
     port = free_port()
@@ -79,7 +79,7 @@ def made(client: httpx.Client) -> str:
 
 
 def put_back(url: str) -> None:
-    """Give a database the tables of the first release."""
+    """Reset a database to the tables of the first release."""
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     with Database(url).write() as connection:
@@ -115,7 +115,7 @@ def test_store_of_an_earlier_release_is_refused_until_migrated(tmp_path: Path) -
 
 
 def test_new_database_appearing_after_server_start_is_initialized(tmp_path: Path) -> None:
-    """As its container does where both are started together: the server said that it was not ready, for good."""
+    """As its container does where both start together: the server stayed not ready."""
     settings = Settings.load({"HANZO_ML_HOME": str(tmp_path / "home")})
     database = tmp_path / "home" / "hanzo-ml.db"
     with answering(settings) as client:

@@ -1,7 +1,6 @@
-"""The server against its own description: whatever a client makes of it, by its word or against it, is answered as the
-description says, or refused.
+"""The server responds as its OpenAPI document says, or refuses the request.
 
-Whether real objects are told as it says, every test with an application checks (`conformance`).
+Covers valid and invalid requests. `conformance` checks the responses of every test with an application.
 """
 
 import json
@@ -30,7 +29,7 @@ from tests.support.server_process import ServerProcess
 
 LEAKS = ("Traceback", "sqlalchemy", "sqlite", "psycopg", "SELECT ", "INSERT ", "/site-packages/")
 NOT_OFFERED = 501
-"""What the reference has only on some stores (multipart, presigned URLs) is declared, and answered with this."""
+"""What the reference has only on some stores (multipart, presigned URLs) is declared, and gets this status."""
 DECLARED = [status_code_conformance, content_type_conformance, response_schema_conformance]
 SERVICES = (
     service_pb2.MlflowService,
@@ -67,10 +66,10 @@ def test_every_response_is_declared_and_no_request_causes_a_server_error(
     server: ServerProcess, mode: GenerationMode, examples: int
 ) -> None:
     described = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
-    # The mirror for pages is the same routes once more; a log that is followed does not end.
+    # The page mirror has the same routes; following a log does not end.
     operations = [found.ok() for found in described.exclude(path_regex=r"^/ajax-api|/logs$").get_all_operations()]
     assert len(operations) > 100
-    if mode.is_negative:  # any text fits into a path: what has no other parameter cannot be asked wrongly
+    if mode.is_negative:  # any text fits into a path: without another parameter no request is invalid
         operations = [found for found in operations if list(found.query) or list(found.body)]
         assert len(operations) > 80
     for operation in operations:
@@ -109,7 +108,7 @@ def document(application_on_sqlite: Any) -> dict[str, Any]:
 
 
 def test_published_operation_and_schema_names_are_unchanged(document: dict[str, Any]) -> None:
-    """`published_names.json` is what clients were generated from: its names stay, whatever the code calls a thing."""
+    """Clients were generated from `published_names.json`: its names stay, also where the code renames things."""
     published = json.loads((Path(__file__).parent / "published_names.json").read_text())
     assert sorted(operation["operationId"] for operation in operations_of(document)) == published["operations"]
     assert sorted(document["components"]["schemas"]) == published["schemas"]
@@ -153,12 +152,12 @@ NOT_JSON = {
     "GET /v1/engine/files/{sha256}",
     "GET /v1/jobs/{job_id}/logs",
     "GET /v1/jobs/{job_id}/programs/{program}/objects/content",
-    "POST /v1/traces",  # MLflow's clients are told that there are none
+    "POST /v1/traces",  # reports to MLflow's clients that there are no traces
 }
 
 
 def test_every_v1_response_has_a_schema(application_on_sqlite: Any, document: dict[str, Any]) -> None:
-    """By the routes that there are: one that the document leaves out has no form there either."""
+    """Checks the routes themselves: one that the document omits has no schema either."""
     routes = {(route.method, documented(route.template)) for route in application_on_sqlite.client.app.state.routes.all}
     untold = {f"{method} {path}" for method, path in routes if method != "HEAD" and path.startswith(OWN)}
     for path, operations in document["paths"].items():
@@ -179,7 +178,7 @@ JSON_TYPES = {
 
 
 def test_message_schemas_match_mlflows_protobuf_definitions(document: dict[str, Any]) -> None:
-    """By MLflow's own definitions: no field that they have not, each of their type."""
+    """By MLflow's own definitions: no other fields, each with their type."""
     seen = 0
     for service in SERVICES:
         for method in service.DESCRIPTOR.methods:
@@ -214,4 +213,4 @@ def check_message(document: dict[str, Any], schema: dict[str, Any], descriptor: 
         else:
             kinds = {kind.get("type", "string") for kind in one.get("anyOf", [one])}
             kind = JSON_TYPES[field.type]
-            assert kind in kinds and kinds <= {kind, "string"}, at  # NaN is no number of JSON's
+            assert kind in kinds and kinds <= {kind, "string"}, at  # JSON has no NaN

@@ -1,4 +1,4 @@
-"""A server over PostgreSQL tells the planner of tables that grow, without being asked."""
+"""A server on PostgreSQL updates planner statistics of growing tables by itself."""
 
 import time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the database knows, as the page of Prometheus has it: names, labels, limits and values."""
+"""The Prometheus page of database contents: names, labels, limits and values."""
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest

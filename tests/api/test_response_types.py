@@ -1,5 +1,7 @@
-"""Response types against the records that they are made of, in each of their fields: other tests have no response of some of
-them, such as a version that was never deployed. Types of `resources` that are sent as they are need no such test.
+"""Response types have the fields of the records that they are built from.
+
+Other tests have no response of some of them, such as a version that was never deployed. Types of `resources` that are sent
+unchanged need no such test.
 """
 
 from dataclasses import fields, is_dataclass
@@ -58,7 +60,7 @@ def test_response_type_declares_every_field_of_its_record_with_the_same_nullabil
 
 
 def fields_of(made_of: type) -> dict[str, Any]:
-    """JSON of a dataclass or a model of pydantic has these, and no other."""
+    """Return the JSON fields of a dataclass or pydantic model."""
     if is_dataclass(made_of):
         hints = get_type_hints(made_of)
         return {field.name: hints[field.name] for field in fields(made_of)}

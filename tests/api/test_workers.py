@@ -1,4 +1,7 @@
-"""Several processes behind one port: they serve one database, count together, are replaced, and leave with their parent."""
+"""Several processes on one port share a database, count together, and stop with their parent.
+
+Dead ones are replaced.
+"""
 
 import os
 import signal
@@ -84,7 +87,7 @@ def test_workers_serve_one_store_and_are_replaced(server: ServerProcess) -> None
     logged = 0
     for round in range(2):
         for _ in range(20):
-            # A connection of its own, so that it comes to any of them.
+            # A new connection each time, so that it reaches any of them.
             point = {"run_id": run, "key": "loss", "value": logged, "timestamp": 1, "step": logged}
             assert httpx.post(f"{server.url}{MLFLOW}/runs/log-metric", json=point).status_code == 200
             logged += 1

@@ -1,4 +1,4 @@
-"""Waiting for what others do."""
+"""Wait for asynchronous events."""
 
 import time
 from collections.abc import Callable

@@ -23,7 +23,7 @@ State = Annotated[Path | None, typer.Option(help="Folder of the cluster's state;
 
 @app.command()
 def build() -> None:
-    """Compile its programs and build its images, where the cache lacks them."""
+    """Compile the cluster's programs and build its images, where the cache lacks them."""
     compile_components(Cache())
     build_images(Cache())
     build_product_images(Cache())
@@ -35,13 +35,13 @@ def up(
     nodes: Annotated[int, typer.Option(envvar="NODES", help="Number of nodes.")] = NODES,
     gpus: Annotated[int, typer.Option(help="Simulated GPUs of each node.")] = GPUS,
 ) -> None:
-    """Start a cluster. What an earlier one left is removed first."""
+    """Start a cluster, after removing the remains of an earlier one."""
     Cluster(state).up(nodes, gpus)
 
 
 @app.command()
 def load(state: State = None) -> None:
-    """Load the images of control plane and engine, with the code of this checkout, on the nodes."""
+    """Load control plane and engine images with this checkout's code on the nodes."""
     Cluster(state).load_product_images()
 
 
@@ -53,7 +53,7 @@ def down(state: State = None) -> None:
 
 @app.command()
 def status(state: State = None) -> None:
-    """Print its addresses and nodes."""
+    """Print the cluster's addresses and nodes."""
     cluster = Cluster(state)
     if not cluster.is_running():
         print(f"no cluster runs in {cluster.state}")

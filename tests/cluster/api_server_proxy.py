@@ -1,4 +1,7 @@
-"""A proxy in front of the real API server, which breaks the streams of watches as servers and networks do."""
+"""A proxy in front of the real API server that breaks watch streams.
+
+It fails as servers and networks do.
+"""
 
 import json
 import ssl
@@ -14,12 +17,15 @@ from urllib.parse import parse_qs, urlsplit
 import yaml
 
 CUT, GONE, SILENT, VERSIONLESS = "cut", "gone", "silent", "versionless"
-"""Faults: watches end at once without an error, answer 410 Gone, or say nothing; lists come without a resource version."""
+"""Faults: watches end at once without an error, answer 410 Gone, or stay silent; lists come without a resource version."""
 CHUNK_BYTES = 65_536
 
 
 class ApiServerProxy:
-    """Listens on `address` without TLS, as the administrator of a kubeconfig. `faults` may be changed at any time."""
+    """Listens on `address` without TLS, as the administrator of a kubeconfig.
+
+    `faults` may be changed at any time.
+    """
 
     def __init__(self, kubeconfig: Path, address: str) -> None:
         self.faults: frozenset[str] = frozenset()
@@ -42,7 +48,7 @@ class ApiServerProxy:
         self._http.server_close()
 
     def write_kubeconfig(self, path: Path) -> None:
-        """One that leads to the proxy."""
+        """Write a kubeconfig that points to the proxy."""
         context = {"cluster": "proxy", "user": "proxy"}
         document = {
             "apiVersion": "v1",
@@ -61,7 +67,7 @@ class ApiServerProxy:
 
 
 def tls_context(config: dict[str, Any]) -> ssl.SSLContext:
-    """With the client certificate of a kubeconfig."""
+    """Return a TLS context with the client certificate of a kubeconfig."""
     cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
 
     def material(owner: dict[str, Any], name: str) -> bytes:
@@ -88,7 +94,7 @@ def make_handler(proxy: ApiServerProxy) -> type[BaseHTTPRequestHandler]:
                 if GONE in faults:
                     gone = {"kind": "Status", "code": 410, "message": "too old resource version"}
                     self.wfile.write(json.dumps({"type": "ERROR", "object": gone}).encode() + b"\n")
-                if SILENT in faults:  # for ever: the client has to notice
+                if SILENT in faults:  # forever: the client has to notice
                     proxy.closing.wait()
                 return
             self.pass_on(lists_without_version=VERSIONLESS in faults and not is_watch)
@@ -115,7 +121,7 @@ def make_handler(proxy: ApiServerProxy) -> type[BaseHTTPRequestHandler]:
                 self.wfile.flush()
 
         def begin(self, status: int) -> None:
-            """The body ends with the connection."""
+            """Begin a response whose body ends with the connection."""
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Connection", "close")

@@ -1,8 +1,8 @@
-"""Compile the cluster's programs once, from the Go module proxy, into a cache outside the checkout.
+"""Compile the cluster's programs once into a cache outside the checkout.
 
-Each component has a folder of its own in the cache, named by a digest of all that decides its content, and published by
-rename: an interrupted build continues with the first component that is not complete, and another version does not disturb
-the checkouts that still use this one.
+Sources come from the Go module proxy. Each component has its own folder in the cache, named by a digest of all that decides
+its content, and published by rename: an interrupted build continues with the first incomplete component, and another
+version does not disturb the checkouts that still use this one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class BuildError(Exception):
 
 @dataclass(frozen=True)
 class Component:
-    """Programs of one Go module, and the folders of those of its manifests that are used."""
+    """Programs of one Go module, and its manifest folders that are used."""
 
     name: str
     module: str
@@ -55,7 +55,7 @@ class Component:
 
     @property
     def linker_flags(self) -> str:
-        """Without symbols; Kubernetes also needs its own version, which its build scripts put in."""
+        """Omit symbols; Kubernetes also needs its own version, which its build scripts set."""
         flags = "-s -w"
         if self.staging_version:
             major, minor, _ = self.version.split(".")
@@ -69,10 +69,10 @@ class Component:
         return hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:12]
 
     def go_mod(self, staging: list[str]) -> str:
-        """A module that requires this one.
+        """Return a module that requires this one.
 
-        `go install PACKAGE@VERSION` refuses modules that replace others, as Kubernetes does with its staging modules: those
-        are replaced by their releases.
+        `go install PACKAGE@VERSION` refuses modules that replace others, as Kubernetes does with its staging
+        modules: those are replaced by their releases.
         """
         text = f"module example.com/{self.name}\n\ngo {self.go}\n\nrequire {self.module} v{self.version}\n"
         if staging:
@@ -81,7 +81,7 @@ class Component:
         return text
 
     def tools_go(self) -> str:
-        """Imports of the programs, so that `go mod tidy` keeps what they need."""
+        """Import the programs, so that `go mod tidy` keeps what they need."""
         lines = "".join(f'\t_ "{path}"\n' for path in self.imports)
         return f"//go:build tools\n\npackage tools\n\nimport (\n{lines})\n"
 
@@ -108,7 +108,7 @@ def default_cache() -> Path:
 
 @dataclass(frozen=True)
 class Cache:
-    """Compiled components, images and what they are made from."""
+    """Compiled components and images, and their sources."""
 
     folder: Path = field(default_factory=default_cache)
 
@@ -124,7 +124,7 @@ class Cache:
         return self.component(name) / "manifests.yaml"
 
     def publish(self, final: Path, make: Callable[[Path], None]) -> Path:
-        """Have `make` fill a temporary sibling, and give it its name when it is complete."""
+        """Have `make` fill a temporary sibling, and rename it when it is complete."""
         if not final.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
             for abandoned in self.folder.glob(f".{final.name}.*"):
@@ -143,7 +143,7 @@ def report(message: str) -> None:
 
 @contextmanager
 def exclusive(path: Path) -> Iterator[None]:
-    """One process at a time, until it leaves or dies."""
+    """Admit one process at a time, until it leaves or dies."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -155,7 +155,7 @@ def missing_components(cache: Cache) -> list[Component]:
 
 
 def compile_components(cache: Cache) -> None:
-    """Compile what the cache lacks. The first time it takes half an hour or more."""
+    """Compile what the cache lacks; the first time takes half an hour or more."""
     with exclusive(cache.folder / "build.lock"):
         missing = missing_components(cache)
         if not missing:
@@ -171,9 +171,10 @@ def compile_components(cache: Cache) -> None:
 
 @dataclass(frozen=True)
 class Toolchain:
-    """Go with caches of its own, which are as large as the sources: 12 GB that nobody needs after the build.
+    """The Go toolchain with its own caches.
 
-    Caches that the environment names are used in their place, and kept.
+    They are as large as the sources: 12 GB that are useless after the build. Caches that the environment names are used
+    instead, and kept.
     """
 
     environment: Mapping[str, str]
@@ -212,7 +213,7 @@ class Toolchain:
             raise BuildError(f"{' '.join(command)} failed:\n{''.join(output[-40:])}")
 
     def source(self, component: Component, folder: Path) -> Path:
-        """The folder of a module's sources."""
+        """Return the folder of a module's sources."""
         release = f"{component.module}@v{component.version}"
         return Path(json.loads(self.run("mod", "download", "-json", release, folder=folder))["Dir"])
 
@@ -242,12 +243,12 @@ def build(component: Component, folder: Path, toolchain: Toolchain, cache: Cache
 
 
 def staging_modules(go_mod: str) -> list[str]:
-    """The modules that Kubernetes replaces by folders of its own repository."""
+    """List the modules that Kubernetes replaces by folders of its own repository."""
     return re.findall(r"^\s+(\S+) => \./staging/\S+$", go_mod, re.MULTILINE)
 
 
 def with_local_image(manifests: str, name: str) -> str:
-    """A project's manifests with our image of it, and little processor time reserved for it."""
+    """Return a project's manifests with our image and small processor requests."""
     for pattern, replacement in (
         (r"image: (?:\S+/)?" + name + r":\S+", f"image: localhost/{name}:1"),
         (r"imagePullPolicy: Always", "imagePullPolicy: IfNotPresent"),

@@ -1,4 +1,4 @@
-"""A certificate authority of the cluster's own, and the certificates of its programs and users."""
+"""The cluster's own certificate authority, and certificates of its programs and users."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Authority:
     """Signs certificates into a folder as `NAME.crt` and `NAME.key`."""
 
     def __init__(self, folder: Path) -> None:
-        """Load the authority of a folder, or make one."""
+        """Load the authority of a folder, or create one."""
         self.folder = folder
         if not (folder / "ca.crt").exists():
             folder.mkdir(parents=True, exist_ok=True)
@@ -42,7 +42,10 @@ class Authority:
         (self.folder / "ca.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
     def issue(self, file_name: str, common_name: str, group: str | None = None, hosts: tuple[str, ...] = ()) -> None:
-        """A certificate for servers and clients. Kubernetes takes the common name as the user, and `group` as its group."""
+        """Issue a certificate for servers and clients.
+
+        Kubernetes takes the common name as the user, and `group` as its group.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
         uses = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
         request = builder(subject(common_name, group), self._certificate.subject, key.public_key())
@@ -58,7 +61,7 @@ class Authority:
         (self.folder / f"{file_name}.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
     def issue_key_pair(self, file_name: str) -> None:
-        """`NAME.key` and `NAME.pub`, which sign and check the tokens of service accounts."""
+        """Issue `NAME.key` and `NAME.pub`, which sign and check the tokens of service accounts."""
         key = ec.generate_private_key(ec.SECP256R1())
         write_key(self.folder / f"{file_name}.key", key)
         public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)

@@ -1,7 +1,7 @@
-"""A real Kubernetes cluster on this machine: brought up, used and taken down.
+"""A real Kubernetes cluster on this machine: start, use and removal.
 
-All of it is in network namespaces, cgroups and one state folder, and the names derive from the folder's path. Whatever an
-earlier process left of it, however that ended, is removed before it comes up again.
+All of it is in network namespaces, cgroups and one state folder, and the names derive from the folder's path. Remains of an
+earlier process, however it ended, are removed before the next start.
 """
 
 from __future__ import annotations
@@ -37,11 +37,14 @@ NODES, GPUS = 3, 8
 READY_WITHIN = 180.0
 LOADED_IMAGES = "loaded-images.json"
 FAKE = "kwok.x-k8s.io/node"
-"""The annotation of nodes that kwok pretends to be."""
+"""The annotation of nodes that kwok simulates."""
 
 
 class Cluster:
-    """One cluster, known by its state folder: any process can use the one that another brought up."""
+    """One cluster, identified by its state folder.
+
+    Any process can use the one that another started.
+    """
 
     def __init__(self, state: Path | None = None, cache: Cache | None = None) -> None:
         self.state = (state or default_state()).absolute()
@@ -58,7 +61,7 @@ class Cluster:
 
     @property
     def address(self) -> str:
-        """Where pods reach what listens in the cluster's namespace."""
+        """The address at which pods reach listeners in the cluster's namespace."""
         return network.GATEWAY
 
     @property
@@ -68,7 +71,7 @@ class Cluster:
         return {node.name: node for node in map(self._node, numbers)}
 
     def up(self, nodes: int = NODES, gpus: int = GPUS) -> None:
-        """Compile what is missing, clear away what an earlier one left, and start everything."""
+        """Compile what is missing, remove an earlier cluster, and start everything."""
         with self._locked():
             require_machine(compiler=bool(missing_components(self.cache)))
             compile_components(self.cache)
@@ -102,26 +105,29 @@ class Cluster:
             self._clear()
 
     def is_running(self) -> bool:
-        """Whether the API server answers and says that it is ready."""
+        """Whether the API server responds that it is ready."""
         if not (self.kubeconfig.exists() and (network.NAMESPACES / self.namespace).exists()):
             return False
         return self._kubectl("get", "--raw", "/readyz").stdout.strip() == "ok"
 
     def entered(self) -> AbstractContextManager[None]:
-        """This thread, and all that it starts, are in the cluster's network until the end."""
+        """Run this thread, and all that it starts, in the cluster's network."""
         return network.entered(self.namespace)
 
     def command(self, *command: str | Path) -> list[str]:
-        """A command that runs in the cluster's network namespace."""
+        """Return a command that runs in the cluster's network namespace."""
         return [*network.inside(self.namespace), *map(str, command)]
 
     def kubectl_command(self, *arguments: str) -> list[str]:
-        """kubectl as administrator. All clusters have one address: each needs a cache of its own for what it serves."""
+        """Return a kubectl command as administrator.
+
+        All clusters have one address: each needs its own discovery cache.
+        """
         options = [f"--kubeconfig={self.kubeconfig}", f"--cache-dir={self.state / 'kubectl-cache'}"]
         return self.command(self.cache.program("kubectl"), *options, *arguments)
 
     def kubectl(self, *arguments: str, document: str | None = None) -> str:
-        """Run kubectl as administrator, with `document` as its input. Returns its output."""
+        """Run kubectl as administrator with `document` as its input; return its output."""
         done = self._kubectl(*arguments, document=document)
         if done.returncode:
             raise RuntimeError(f"kubectl {' '.join(arguments)} failed:\n{done.stderr}")
@@ -131,11 +137,11 @@ class Cluster:
         self.kubectl("apply", "--server-side", "--filename=-", document=yaml.safe_dump_all(objects))
 
     def get(self, *arguments: str) -> Any:
-        """The objects that `kubectl get` finds, as JSON."""
+        """Return the objects that `kubectl get` finds, as JSON."""
         return json.loads(self.kubectl("get", "--output=json", *arguments))
 
     def create_namespace(self, name: str, *, pod_security: str = "restricted", checkout: Path = ROOT) -> None:
-        """A namespace with the claim `dependencies` on interpreter, packages and a checkout."""
+        """Create a namespace with the claim `dependencies` on interpreter, packages and a checkout."""
         folder = self.state / "dependencies" / name
         for source in dependencies.sources(checkout):
             (folder / source).mkdir(parents=True, exist_ok=True)
@@ -152,11 +158,11 @@ class Cluster:
         shutil.rmtree(self.state / "dependencies" / name, ignore_errors=True)
 
     def load_product_images(self, checkout: Path = ROOT, tag: str = TAG) -> dict[str, Path]:
-        """Build control plane and engine from a checkout, and load them on all nodes, also on those added later.
+        """Build control plane and engine from a checkout, and load them on all nodes.
 
-        Returns the archives by the names of the images.
+        Nodes that are added later get them too. Returns the archives by the names of the images.
         """
-        with network.switched(self._outside):  # nothing leads from the cluster's network to a package index
+        with network.switched(self._outside):  # the cluster's network has no route to a package index
             built = build_product_images(self.cache, checkout, tag)
         loaded = self._loaded_images()
         missing = [archive for name, archive in built.items() if loaded.get(name) != archive]
@@ -181,15 +187,18 @@ class Cluster:
         return self._start_node(number, gpus, [*build_images(self.cache), *self._loaded_images().values()])
 
     def wait_for_node(self, name: str) -> None:
-        """Wait until it is Ready."""
+        """Wait until a node is Ready."""
         processes.wait_until(lambda: self.is_ready(name), READY_WITHIN, lambda: f"{name} is not Ready", pause=0.5)
 
     def kill_node(self, name: str) -> None:
-        """End all processes of a node at once. Its Node object stays, as where a machine loses power."""
+        """Kill all processes of a node at once.
+
+        Its Node object stays, as when a machine loses power.
+        """
         self.nodes[name].kill()
 
     def start_kwok(self, run_seconds: float = 1) -> None:
-        """Have kwok pretend to be the nodes of `add_fake_nodes`, and to run their pods.
+        """Have kwok simulate the nodes of `add_fake_nodes`, and run their pods.
 
         A pod of a Job completes after `run_seconds` and up to 5 s more, or as its annotation
         `pod-complete.stage.kwok.x-k8s.io/delay` says.
@@ -206,7 +215,10 @@ class Cluster:
         processes.start("kwok", self.command(self.cache.program("kwok"), *arguments), self.state)
 
     def add_fake_nodes(self, count: int, gpus: int = GPUS, run_seconds: float = 1, taint: str = FAKE) -> None:
-        """Nodes without a machine, whose pods only pretend to run. The taint keeps pods away that do not tolerate it."""
+        """Add simulated nodes, whose pods do not really run.
+
+        The taint keeps pods away that do not tolerate it.
+        """
         self.stop_kwok()
         self.start_kwok(run_seconds)
         capacity = {"cpu": "96", "memory": "1Ti", "pods": "110", GPU: str(gpus)}
@@ -247,7 +259,7 @@ class Cluster:
             pause=0.5,
         )
         node.start_program("kube-router")
-        path = f"/status/capacity/{GPU.replace('/', '~1')}"  # the kubelet keeps resources that it does not know
+        path = f"/status/capacity/{GPU.replace('/', '~1')}"  # the kubelet keeps unknown resources
         patch = json.dumps([{"op": "add", "path": path, "value": str(gpus)}])
         self.kubectl("patch", "node", node.name, "--subresource=status", "--type=json", f"--patch={patch}")
         node.start_kube_router()
@@ -269,13 +281,13 @@ class Cluster:
         return subprocess.run(command, input=document, capture_output=True, text=True, check=False)
 
     def _write_kubectl(self) -> None:
-        """A program for people: STATE/kubectl."""
+        """Write a kubectl for interactive use: STATE/kubectl."""
         script = self.state / "kubectl"
         script.write_text(f'#!/bin/sh\nexec {shlex.join(self.kubectl_command())} "$@"\n')
         script.chmod(0o755)
 
     def _clear(self) -> None:
-        """Remove all that carries this cluster's names, in whatever state it is."""
+        """Remove all that carries this cluster's names, in any state."""
         nodes = {path.name for path in network.NAMESPACES.glob(f"{self.namespace}-node-*")}
         nodes |= {path.name for path in cgroups.HIERARCHIES.glob(f"*/{self.namespace}-node-*")}
         ourselves = {os.getpid(), os.getppid()}
@@ -288,25 +300,31 @@ class Cluster:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """One process at a time brings a cluster up or down."""
+        """Let one process at a time start or stop a cluster."""
         with exclusive(self.cache.folder / f"{self.namespace}.lock"):
             yield
 
 
 def default_state() -> Path:
-    """Of this checkout, so that clusters of two checkouts do not meet; HANZO_ML_TEST_CLUSTER names another."""
+    """Return this checkout's state folder: clusters of two checkouts do not collide.
+
+    HANZO_ML_TEST_CLUSTER names another.
+    """
     if given := os.environ.get("HANZO_ML_TEST_CLUSTER"):
         return Path(given)
     return Path(tempfile.gettempdir()) / f"hanzo-ml-cluster-{hashlib.sha256(str(ROOT).encode()).hexdigest()[:8]}"
 
 
 def configure_kueue(manifests: str) -> str:
-    """Have Kueue reconcile several JobSets at a time, as it does with Jobs: one by one, hundreds take minutes."""
+    """Have Kueue reconcile several JobSets at a time, as it does with Jobs.
+
+    One by one, hundreds take minutes.
+    """
     return re.sub(r"^( +)Job\.batch: (\d+)$", r"\g<0>\n\1JobSet.jobset.x-k8s.io: \2", manifests, flags=re.MULTILINE)
 
 
 def read_stages(manifests: Path, run_seconds: float) -> list[dict[str, Any]]:
-    """What kwok does to nodes and pods, with the time that a pod of a Job takes."""
+    """Return how kwok changes nodes and pods, with the duration of a Job's pod."""
     stages: list[dict[str, Any]] = list(yaml.safe_load_all(manifests.read_text()))
     for stage in stages:
         if stage["metadata"]["name"] == "pod-complete":
@@ -322,7 +340,10 @@ def mount_dependencies(node: Node, folder: Path) -> None:
 
 
 def unmount_all(folder: Path) -> None:
-    """Nodes mount in namespaces of their own. A mount that is here all the same must not be deleted with its folder."""
+    """Unmount what is mounted below a folder.
+
+    Nodes mount in their own namespaces. A mount that is here all the same must not be deleted with its folder.
+    """
     points = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
     for point in reversed([point for point in points if Path(point).is_relative_to(folder)]):
         subprocess.run(["umount", "--lazy", point], check=True)

@@ -9,7 +9,10 @@ from tests.cluster.cluster import Cluster
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """The cluster of this checkout, brought up where it does not run. These tests and all they start are in its network."""
+    """Return the cluster of this checkout, starting it if needed.
+
+    These tests and all they start are in its network.
+    """
     cluster = Cluster()
     started_here = not cluster.is_running()
     if started_here:

@@ -1,4 +1,7 @@
-"""The control plane: etcd, API server, controller manager, scheduler and DNS, as processes in the cluster's namespace."""
+"""The Kubernetes control plane as processes in the cluster's namespace.
+
+It has etcd, API server, controller manager, scheduler and DNS.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from tests.cluster.network import GATEWAY, KUBERNETES_SERVICE, SERVICES, inside
 ETCD = "http://127.0.0.1:2379"
 ADMIN = "admin"
 PROXY = "front-proxy"
-"""As whom the API server passes requests on to others, such as Kueue's for the order of its queues."""
+"""The user as which the API server forwards requests to other servers, such as Kueue's for the order of its queues."""
 
 COREFILE = """\
 .:53 {{
@@ -36,7 +39,7 @@ current-context: {context}
 
 
 class ControlPlane:
-    """Programs that can be killed and started again, one by one."""
+    """Programs that can be killed and restarted one by one."""
 
     def __init__(self, folder: Path, namespace: str, cache: Cache) -> None:
         self.folder = folder
@@ -49,7 +52,7 @@ class ControlPlane:
         return self.folder / "pki"
 
     def prepare(self) -> None:
-        """Certificates and configuration files."""
+        """Write certificates and configuration files."""
         authority = Authority(self.pki)
         authority.issue_key_pair("service-accounts")
         names = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc")
@@ -61,7 +64,7 @@ class ControlPlane:
         (self.folder / "Corefile").write_text(corefile)
 
     def write_kubeconfig(self, path: Path, user: str) -> None:
-        """Of a user whose certificate is in `pki`."""
+        """Write the kubeconfig of a user whose certificate is in `pki`."""
         path.write_text(KUBECONFIG.format(context=self._namespace, address=GATEWAY, pki=self.pki, user=user))
 
     def start_all(self) -> None:

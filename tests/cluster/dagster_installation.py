@@ -1,4 +1,7 @@
-"""An installation with Dagster: code server, daemon and web server as processes beside API and controller, runs as pods."""
+"""An installation with Dagster, whose runs are pods.
+
+Code server, daemon, web server, API and controller are processes.
+"""
 
 import json
 import os
@@ -65,7 +68,7 @@ class DagsterInstallation(Installation):
     def __enter__(self) -> Self:
         super().__enter__()
         label = f"{self.settings.scheduler.gpu_type_label}={self.settings.scheduler.gpu_types[0]}"
-        self.cluster.kubectl("label", "node", "--all", label, "--overwrite")  # of its flavor's nodes
+        self.cluster.kubectl("label", "node", "--all", label, "--overwrite")  # of the nodes of its flavor
         self.records = Jobs(self.database)
         keys, secret = self.settings.storage.variables, {"namespace": self.name, "name": SECRET}
         self.apply_settings()
@@ -83,7 +86,7 @@ class DagsterInstallation(Installation):
 
     def __exit__(self, *problem: object) -> None:
         self.instance.dispose()
-        # Where a test failed its job still runs, and may take its grace period to end.
+        # After a failed test its job still runs, and may need its grace period to end.
         for kinds in ("jobsets,jobs", "pods"):
             self.cluster.kubectl("delete", kinds, "--all", f"--namespace={self.name}", "--wait=false", "--now")
         super().__exit__(*problem)
@@ -112,20 +115,23 @@ class DagsterInstallation(Installation):
         return f"http://127.0.0.1:{self._web_server_port}"
 
     def graphql(self, query: str, **variables: Any) -> Any:
-        """Ask the web server, as the UI in a browser does."""
+        """Query the web server, as the UI in a browser does."""
         body = {"query": query, "variables": variables}
         answer = httpx.post(f"{self.ui_url}/graphql", json=body, timeout=60, trust_env=False).json()
         assert "errors" not in answer, answer
         return answer["data"]
 
     def apply_settings(self) -> None:
-        """The ConfigMap that run pods read their settings from."""
+        """Apply the ConfigMap that run pods read their settings from."""
         place = {"namespace": self.name, "name": SETTINGS_MAP}
         data = {"config.yaml": (self.home / "config.yaml").read_text()}
         self.cluster.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": place, "data": data})
 
     def stop_queue(self, policy: str) -> None:
-        """`Hold`: no further job is admitted; `None`: they are again."""
+        """Set the queue's stop policy.
+
+        `Hold`: no further job is admitted; `None`: they are again.
+        """
         self.cluster.kubectl(
             "patch", "clusterqueue", self.name, "--type=merge", f'--patch={{"spec": {{"stopPolicy": "{policy}"}}}}'
         )
@@ -140,7 +146,10 @@ class DagsterInstallation(Installation):
     def launch(
         self, keys: Sequence[Sequence[str]], partition: str | None = None, config: Mapping[str, Any] | None = None
     ) -> str:
-        """What the button *Materialize* does. `config` is that of the first asset. Returns the run's id."""
+        """Launch as the button *Materialize* does; return the run's id.
+
+        `config` is that of the first asset.
+        """
         tags = {"dagster/from_ui": "true"} | ({"dagster/partition": partition} if partition else {})
         assets = [{"path": list(key)} for key in keys]
         params = {
@@ -158,7 +167,7 @@ class DagsterInstallation(Installation):
         assert made["__typename"] == "AddDynamicPartitionSuccess", made
 
     def terminate(self, run_id: str) -> None:
-        """What the button *Terminate* does."""
+        """Terminate a run as the button *Terminate* does."""
         assert self.graphql(TERMINATE, run=run_id)["terminateRun"]["__typename"] == "TerminateRunSuccess"
 
     def run_events(self, run_id: str) -> list[dict[str, Any]]:
@@ -166,11 +175,11 @@ class DagsterInstallation(Installation):
         return found
 
     def messages(self, run_id: str) -> str:
-        """What the page of a run shows."""
+        """Return the messages on the page of a run."""
         return "\n".join(str(event.get("message")) for event in self.run_events(run_id))
 
     def wait_for_end(self, run_id: str, status: str = "SUCCESS", within: float = 300) -> int:
-        """Wait until a run has ended, as the UI sees it. Returns the most memory that its worker was seen with, in bytes."""
+        """Wait for a run's end in the UI; return its worker's peak memory (bytes)."""
         peak = 0
 
         def has_ended() -> bool:
@@ -183,7 +192,10 @@ class DagsterInstallation(Installation):
         return peak
 
     def download_logs(self, run_id: str) -> list[str]:
-        """Stdout and stderr of a run by the links of its page; empty where it offers none."""
+        """Download stdout and stderr of a run by the links of its page.
+
+        Returns an empty text where the page has no link.
+        """
         (captured,) = (event for event in self.run_events(run_id) if event["__typename"] == "LogsCapturedEvent")
         key = [run_id, "compute_logs", captured["fileKey"]]
         links = self.graphql(LOG_LINKS, key=key)["capturedLogsMetadata"].values()
@@ -206,12 +218,12 @@ class DagsterInstallation(Installation):
         return self.records.read(job.id)
 
     def runs(self, job: JobRecord, *statuses: dg.DagsterRunStatus) -> list[dg.DagsterRun]:
-        """Dagster runs of a job, newest first."""
+        """Return the Dagster runs of a job, newest first."""
         filters = dg.RunsFilter(tags={"dagster/partition": job.id}, statuses=list(statuses) or None)
         return list(self.instance.get_runs(filters))
 
     def wait_for_run(self, job: JobRecord, *, after: dg.DagsterRun | None = None, within: float = 120) -> dg.DagsterRun:
-        """Wait until a started run supervises a job, one that is not `after`."""
+        """Wait until a started run supervises a job, other than `after`."""
 
         def started() -> list[dg.DagsterRun]:
             found = self.runs(job, dg.DagsterRunStatus.STARTED)
@@ -225,7 +237,7 @@ class DagsterInstallation(Installation):
         return self.read(job)
 
     def run_pods(self, run: dg.DagsterRun | None = None) -> list[dict[str, Any]]:
-        """Run pods that have not ended, of one run or of all."""
+        """Return active run pods, of one run or of all."""
         pods = self.cluster.get("pods", f"--namespace={self.name}", RUN_WORKERS)["items"]
         living = [pod for pod in pods if pod["status"]["phase"] in ("Pending", "Running")]
         return [pod for pod in living if run is None or pod["metadata"]["labels"]["dagster/run-id"] == run.run_id]
@@ -243,7 +255,7 @@ class DagsterInstallation(Installation):
         return [event for event in self.read_events(kind) if event.key == job.id]
 
     def programs(self, program: Program) -> list[ClusterJob]:
-        """What the cluster is to run of a program."""
+        """Return the cluster's records of a program."""
         return [row for row in self.jobs.active() if row.program is program]
 
     def event_types(self, run: dg.DagsterRun) -> set[str]:
@@ -251,7 +263,7 @@ class DagsterInstallation(Installation):
         return {str(entry.dagster_event.event_type_value) for entry in entries if entry.dagster_event is not None}
 
     def find_evaluation(self, partition: str) -> str | None:
-        """The run that a sensor launched to evaluate a training."""
+        """Return the run that a sensor launched to evaluate a training."""
         runs = self.instance.get_runs(dg.RunsFilter(tags={"dagster/partition": partition}))
         found = (run.run_id for run in runs if {key.path[-1] for key in run.asset_selection or ()} >= {"evaluation"})
         return next(found, None)
@@ -283,7 +295,10 @@ class DagsterInstallation(Installation):
 
 
 def measure_worker(run_id: str) -> int:
-    """Peak memory of a run's worker with all its processes, in bytes; 0 where none runs. They load no PyTorch."""
+    """Return the peak memory of a run's worker in bytes; 0 where none runs.
+
+    Includes all its processes. They load no PyTorch.
+    """
     peak = 0
     for pid in find_worker(run_id):
         with suppress(FileNotFoundError, ProcessLookupError):
@@ -301,6 +316,6 @@ def kill_worker(run_id: str) -> None:
 
 
 def find_worker(run_id: str) -> list[int]:
-    """The processes of a run's worker, as this machine sees them."""
+    """Find the processes of a run's worker, as this machine sees them."""
     processes = psutil.process_iter(["cmdline"])
     return [process.pid for process in processes if run_id in " ".join(process.info["cmdline"] or ())]

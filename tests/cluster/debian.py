@@ -1,4 +1,7 @@
-"""What the cluster needs of the machine: root, Go, cgroups and Debian's packages, which are installed where missing."""
+"""What the cluster needs of the machine: root, Go, cgroups and Debian packages.
+
+Missing packages are installed.
+"""
 
 import os
 import re
@@ -32,7 +35,7 @@ class Unsupported(Exception):
 
 
 def require_machine(*, compiler: bool) -> None:
-    """Install missing packages. Raise with all that is still missing, which nobody but the user can add.
+    """Install missing packages; raise with all missing things that only the user can add.
 
     The compiler is needed only where the cache does not have the cluster's programs yet.
     """

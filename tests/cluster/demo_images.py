@@ -1,4 +1,7 @@
-"""Images of the demo's PostgreSQL and S3 server: Debian's binaries and the compiled versitygw, under names of the tests."""
+"""Images of the demo's PostgreSQL and S3 server, under names of the tests.
+
+They have Debian's binaries and the compiled versitygw.
+"""
 
 import subprocess
 import tarfile
@@ -38,7 +41,7 @@ ENTRYPOINT ["/entrypoint"]
 
 
 def demo_images(cache: Cache) -> list[Path]:
-    """The images as archives in the cache, made where they are missing."""
+    """Return the images as archives in the cache, building them where missing."""
     with exclusive(cache.folder / "build.lock"):
         return [postgres_image(cache), s3_image(cache)]
 
@@ -58,7 +61,7 @@ def postgres_image(cache: Cache) -> Path:
 
 
 def pack_postgres(binaries: Path, folder: Path) -> None:
-    """A server with the libraries that the base lacks, at their own paths."""
+    """Pack a server with the libraries that the base lacks, at their own paths."""
     folder.mkdir()
     share = subprocess.run([binaries / "pg_config", "--sharedir"], capture_output=True, text=True, check=True).stdout.strip()
     modules = [path for path in (binaries.parent / "lib").glob("*.so") if not path.name.startswith("llvmjit")]

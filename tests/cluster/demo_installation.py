@@ -1,4 +1,4 @@
-"""The overlay `demo` of deploy/kubernetes on the test cluster: as it is, but for images that nodes here have."""
+"""The overlay `demo` of deploy/kubernetes, unmodified except for images of the test cluster."""
 
 import os
 from collections.abc import Mapping
@@ -26,7 +26,10 @@ CAPACITY = {"cpu": {"cpu": 32, "memory": "64Gi"}, GPU_TYPE: {"gpus": 8, "cpu": 3
 
 
 class DemoInstallation:
-    """Makes the namespaces with their claims, and removes everything at the end. One at a time fits on a cluster."""
+    """Creates the namespaces with their claims, and removes everything at the end.
+
+    Only one at a time fits on a cluster.
+    """
 
     def __init__(self, cluster: Cluster, home: Path, overlay: Path = OVERLAY, keys: Mapping[str, str] | None = None) -> None:
         self.cluster = cluster
@@ -40,7 +43,7 @@ class DemoInstallation:
             for node in self.cluster.nodes.values():
                 node.import_image(image)
         for namespace in (NAMESPACE, JOBS_NAMESPACE):
-            self.cluster.delete_namespace(namespace)  # of a test run that was killed
+            self.cluster.delete_namespace(namespace)  # left by a killed test run
             self.cluster.create_namespace(namespace)
         label = f"{self.write_overlay().settings.scheduler.gpu_type_label}={GPU_TYPE}"
         self.cluster.kubectl("label", "nodes", "--all", label, "--overwrite")
@@ -51,7 +54,7 @@ class DemoInstallation:
         for item in queues:
             if item["kind"] in ("ClusterQueue", "ResourceFlavor", "WorkloadPriorityClass"):
                 self.cluster.kubectl("delete", item["kind"], item["metadata"]["name"], "--ignore-not-found", "--wait=false")
-        for kinds in ("deployments,jobsets,jobs", "pods"):  # else what makes pods makes others, with all of their grace
+        for kinds in ("deployments,jobsets,jobs", "pods"):  # owners first, or they recreate the pods
             for namespace in (JOBS_NAMESPACE, NAMESPACE):
                 self.cluster.kubectl("delete", kinds, "--all", f"--namespace={namespace}", "--now", "--wait=false")
         for namespace in (JOBS_NAMESPACE, NAMESPACE):
@@ -60,7 +63,7 @@ class DemoInstallation:
             self.cluster.delete_namespace(namespace)
 
     def write_overlay(self, changes: Mapping[str, Any] | None = None) -> DemoCluster:
-        """An overlay of the demo's own; `changes` are to sections of its configuration."""
+        """Write an overlay of the demo; `changes` are to sections of its configuration."""
         self.folder.mkdir(parents=True, exist_ok=True)
         config = yaml.safe_load((self._overlay / "config.yaml").read_text())
         config["dagster"]["run_pods"]["image"] = JOB_IMAGE
@@ -93,7 +96,7 @@ class DemoInstallation:
         return self.demo
 
     def environment_of_client(self, api: str) -> Any:
-        """This process as the command line of an administrator."""
+        """Return the environment of an administrator's command line."""
         return environment(self.demo.client_environment(api))
 
     def pods(self, app: str) -> list[dict[str, Any]]:
@@ -102,7 +105,10 @@ class DemoInstallation:
 
 
 def patch_for_nodes(item: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a Deployment needs in addition here: the claim with the packages, and volumes that nothing has to provide."""
+    """Add what a Deployment needs here in addition.
+
+    That is the claim with the packages, and volumes that need no provisioner.
+    """
     names = {key: item[key] for key in ("apiVersion", "kind")} | {"metadata": item["metadata"]}
     if item["kind"] == "PersistentVolumeClaim":
         return {**names, "$patch": "delete"}

@@ -1,6 +1,7 @@
-"""The volume with what pods of the job image import: interpreter, locked dependencies and a checkout, 6 GB.
+"""The volume with what pods of the job image import, 6 GB.
 
-Restricted Pod Security forbids volumes of type hostPath, but allows a claim whose volume has that type.
+It has interpreter, locked dependencies and a checkout. Restricted Pod Security forbids volumes of type hostPath, but allows
+a claim whose volume has that type.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ CLAIM = "dependencies"
 
 
 def sources(checkout: Path) -> dict[str, Path]:
-    """Folders of this machine by their names in the volume."""
+    """Return folders of this machine by their names in the volume."""
     return {
         "python": Path(sys.base_prefix).resolve(),
         "site-packages": Path(sysconfig.get_path("purelib")).resolve(),
@@ -23,7 +24,7 @@ def sources(checkout: Path) -> dict[str, Path]:
 
 
 def manifests(namespace: str, folder: Path) -> list[dict[str, Any]]:
-    """A volume over a folder of every node, and the claim of a namespace on it."""
+    """Return a volume over a folder of every node, and a namespace's claim on it."""
     specification: dict[str, Any] = {"accessModes": ["ReadOnlyMany"], "storageClassName": ""}
     name = f"{CLAIM}-{namespace}"
     return [

@@ -1,4 +1,4 @@
-"""An installation whose engine is a Deployment that pulls, and a pod that asks it without a pause."""
+"""An installation whose engine is a pulling Deployment, and a pod with continuous requests."""
 
 import json
 from collections.abc import Mapping
@@ -14,8 +14,8 @@ PORT = 8043
 TOKEN = "the-token-that-replicas-share-0123456789"
 REPLICAS = 2
 
-# Each request opens a connection of its own, so that the Service chooses a replica for each. Before the first answer, the
-# pod's node may not know the Service's endpoints yet.
+# Each request opens its own connection, so that the Service chooses a replica for each. Before the first answer, the pod's
+# node may not know the Service's endpoints yet.
 LOAD = """
 import json, sys, threading, time, urllib.error, urllib.request
 body = json.dumps({"model": "keeper", "prompt": "The lamp", "max_tokens": 8}).encode()
@@ -45,9 +45,9 @@ while True:
 
 
 class EngineInstallation(Installation):
-    """API and database as `Installation` has them, and an engine of two replicas as pods.
+    """API and database as in `Installation`, and an engine of two replicas as pods.
 
-    They are in a namespace of their own, as in an installation: jobs may not reach each other's Services.
+    They are in their own namespace, as in an installation: jobs may not reach each other's Services.
     """
 
     def __enter__(self) -> Self:
@@ -92,7 +92,7 @@ class EngineInstallation(Installation):
         wait_until(lambda: sum(self.answers().values()) > 0, ENDS_WITHIN, self.describe_engine)
 
     def answers(self) -> dict[str, int]:
-        """Answers that the load pod has got, by the version that gave them."""
+        """Count the answers that the load pod has received, by version."""
         return next((line["counts"] for line in reversed(self._load_log()) if "counts" in line), {})
 
     def failures(self) -> list[dict[str, Any]]:
@@ -115,7 +115,7 @@ class EngineInstallation(Installation):
         return {each["metadata"]["name"] for each in self.engine_pods() if is_ready(each)}
 
     def restart_container(self, name: str) -> None:
-        """Ask the program of a pod to end, and wait until its container runs again."""
+        """End the program of a pod, and wait until its container runs again."""
         where = f"--namespace={self.pods}"
         self.cluster.kubectl("exec", name, where, "--", "python", "-c", "import os; os.kill(1, 15)")
 
@@ -125,7 +125,7 @@ class EngineInstallation(Installation):
         wait_until(lambda: restarts() == 1, ENDS_WITHIN, self.describe_engine)
 
     def wait_ready(self, *gone: str) -> None:
-        """Wait until all replicas are ready and report, without those that were deleted."""
+        """Wait until all replicas are ready and report, except deleted ones."""
 
         def holds() -> bool:
             reporting = {replica.id.partition(":")[0] for replica in self.deployer.replicas()}
@@ -134,7 +134,7 @@ class EngineInstallation(Installation):
         wait_until(holds, ENDS_WITHIN, self.describe_engine)
 
     def wait_gone(self, *names: str) -> None:
-        """Wait until pods that were deleted have drained and ended."""
+        """Wait until deleted pods have drained and ended."""
 
         def holds() -> bool:
             found = self.cluster.get("pods", f"--namespace={self.pods}", f"--selector=app={ENGINE}")["items"]
@@ -143,7 +143,7 @@ class EngineInstallation(Installation):
         wait_until(holds, ENDS_WITHIN, self.describe_engine)
 
     def describe_engine(self) -> str:
-        """What a failed test shows."""
+        """Describe the engine for the message of a failed test."""
         where = f"--namespace={self.pods}"
         pods = self.cluster.kubectl("get", "pods", where, "--output=wide")
         logs = self.cluster._kubectl("logs", where, f"--selector=app={ENGINE}", "--tail=40", "--prefix").stdout
@@ -180,7 +180,7 @@ class EngineInstallation(Installation):
 
 
 def hardened(name: str) -> dict[str, Any]:
-    """A container under the restricted Pod Security profile, with the dependencies mounted."""
+    """Return a container under the restricted Pod Security profile, with the dependencies mounted."""
     resources = {"cpu": "50m", "memory": "64Mi"}
     return {
         "name": name,

@@ -1,4 +1,7 @@
-"""deploy/kubernetes with the images of deploy/images, and PostgreSQL and S3 of the test cluster for all that it stores."""
+"""deploy/kubernetes with the images of deploy/images on the test cluster.
+
+PostgreSQL and S3 of the test cluster are its only storage.
+"""
 
 import json
 import os
@@ -32,7 +35,10 @@ READY_WITHIN = "--timeout=400s"
 
 
 class ExternalInstallation:
-    """What an administrator keeps outside of the cluster: database, objects, and the keys, which are applied each time."""
+    """What an administrator keeps outside of the cluster.
+
+    That is database, objects, and the keys, which are applied each time.
+    """
 
     def __init__(self, cluster: Cluster, home: Path) -> None:
         self.cluster = cluster
@@ -56,7 +62,7 @@ class ExternalInstallation:
                 self.cluster.kubectl("delete", item["kind"], item["metadata"]["name"], "--ignore-not-found", "--wait=false")
 
     def apply(self, checkout: Path = ROOT, tag: str = TAG) -> None:
-        """Bring it up to a checkout, whose images have this tag, and wait until all of it is ready."""
+        """Apply a checkout, whose images have this tag, and wait until everything is ready."""
         self.cluster.load_product_images(checkout, tag)
         for namespace in (NAMESPACE, JOBS_NAMESPACE):
             self.cluster.create_namespace(namespace, checkout=checkout)
@@ -71,7 +77,7 @@ class ExternalInstallation:
             assert found.returncode == 0, self.demo.describe()
 
     def delete(self) -> None:
-        """`kubectl delete -k`: namespaces and all that is in them."""
+        """Run `kubectl delete -k`: it deletes namespaces with their contents."""
         for namespace in (JOBS_NAMESPACE, NAMESPACE):
             self.cluster.kubectl("delete", "jobsets,jobs,pods", "--all", f"--namespace={namespace}", "--now", "--wait=false")
         self.cluster.kubectl("delete", f"--kustomize={self.demo.overlay}", "--ignore-not-found", "--timeout=240s")
@@ -88,7 +94,7 @@ class ExternalInstallation:
 
     @contextmanager
     def connected(self) -> Iterator[httpx.Client]:
-        """The API, for an administrator."""
+        """Connect to the API as an administrator."""
         with self.demo.connected(("hanzo-ml", 8057)) as [api]:
             wait_for_api(api)
             headers = {"Authorization": f"Bearer {self.demo.sign_token()}"}
@@ -96,7 +102,7 @@ class ExternalInstallation:
                 yield http
 
     def store_base_model(self, scratch: Path) -> dict[str, str]:
-        """Put a tiny model into the object store. Returns it as a recipe names it."""
+        """Store a tiny model in the object store; return it as a recipe names it."""
         folder = make_tiny_model(scratch / "model")
         reference = {"uri": folder.as_uri(), "sha256": hash_model_folder(folder)}
         recipe = Recipe.named("smollm2-135m-lora").changed({"base_model": reference})
@@ -124,7 +130,7 @@ class ExternalInstallation:
         (folder / "kustomization.yaml").write_text(yaml.safe_dump(document))
 
     def _changes(self, tag: str) -> dict[str, dict[str, Any]]:
-        """What an administrator sets in the configuration."""
+        """Return what an administrator sets in the configuration."""
         return {
             "storage": {"endpoint": self.cluster.s3.url, "encryption": "none"},
             "auth": {"iam_url": "http://127.0.0.1:8099"},  # sign-in.yaml
@@ -143,7 +149,7 @@ def change(config: dict[str, Any], changes: Mapping[str, Mapping[str, Any]]) -> 
 
 
 def make_keys(database: str, cluster: Cluster) -> list[dict[str, Any]]:
-    """The Secrets and the public key of the stand-in for the sign-in server."""
+    """Create the Secrets, and the public key of the sign-in server's substitute."""
     key = ec.generate_private_key(ec.SECP256R1())
     private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     public = json.loads(ECAlgorithm.to_jwk(key.public_key())) | {"kid": "demo", "use": "sig", "alg": "ES256"}

@@ -1,4 +1,7 @@
-"""Container images for the nodes: static programs FROM scratch, and the product's own on a Debian base."""
+"""Container images for the nodes.
+
+Static programs are FROM scratch, the product's own are on a Debian base.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,9 @@ JOB_IMAGE = "localhost/hanzo-ml:1"
 """The training image without its packages."""
 PAUSE_IMAGE = "localhost/pause:1"
 DEPENDENCIES = "/opt/hanzo-ml/dependencies"
-"""Where the volume of interpreter, packages and checkout belongs in a pod of the job image."""
+"""Mount path of the volume with interpreter, packages and checkout in a pod of the job image."""
 
-BASE_PACKAGES = (  # Python for the control plane, and libraries that CPython's and the wheels' modules are linked to
+BASE_PACKAGES = (  # Python for the control plane, and libraries that modules of CPython and the wheels are linked to
     "ca-certificates",
     "libbz2-1.0",
     "libcrypt1",
@@ -46,13 +49,13 @@ BASE_PACKAGES = (  # Python for the control plane, and libraries that CPython's 
 
 
 def build_images(cache: Cache) -> list[Path]:
-    """The images as archives in the cache, made where they are missing."""
+    """Return the images as archives in the cache, building them where missing."""
     with exclusive(cache.folder / "build.lock"):
         return [pause_image(cache), manager_image(cache, "jobset"), manager_image(cache, "kueue"), job_image(cache)]
 
 
 def pause_image(cache: Cache) -> Path:
-    """What holds a pod's namespaces. It sleeps."""
+    """Build the image that holds a pod's namespaces. It sleeps."""
     containerfile = 'FROM scratch\nCOPY busybox /bin/busybox\nENTRYPOINT ["/bin/busybox", "sleep", "infinity"]\n'
     return build_image(cache, Recipe(PAUSE_IMAGE, containerfile, (Path("/usr/bin/busybox"),)))
 
@@ -73,7 +76,7 @@ def job_image(cache: Cache) -> Path:
 
 
 def containerfile(name: str, checkout: Path = ROOT) -> str:
-    """Of one of the product's images."""
+    """Return the path of a product image's Containerfile."""
     return (checkout / "deploy" / "images" / name / "Containerfile").read_text()
 
 
@@ -83,7 +86,7 @@ def base_image(cache: Cache) -> Path:
 
 
 def debian(cache: Cache) -> Path:
-    """This machine's own release, because the interpreter is linked to its libraries."""
+    """Return a base of this machine's own release, whose libraries the interpreter is linked to."""
     release = platform.freedesktop_os_release()["VERSION_CODENAME"]
     packages = ",".join(BASE_PACKAGES)
     final = cache.folder / f"debian-{release}-{hashlib.sha256(packages.encode()).hexdigest()[:12]}"
@@ -102,7 +105,7 @@ def debian(cache: Cache) -> Path:
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that decides an image."""
+    """All inputs of an image."""
 
     name: str
     containerfile: str
@@ -113,7 +116,7 @@ class Recipe:
 
     @property
     def digest(self) -> str:
-        """Files in the cache have a digest of their content in their folder's name."""
+        """Digest the inputs; folders of cached files are named by a content digest."""
         content: list[object] = [self.name, self.containerfile, [str(path) for path in self.files], self.arguments]
         content += [self.target] if self.target else []
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
@@ -142,7 +145,10 @@ def build_image(cache: Cache, recipe: Recipe, archive: str = "docker-archive") -
 
 @contextmanager
 def buildah_storage(folder: Path) -> Iterator[tuple[str, ...]]:
-    """buildah with a storage of its own: nothing stays on the machine, and it works on top of overlay file systems."""
+    """Run buildah with its own storage.
+
+    Nothing stays on the machine, and it works on top of overlay file systems.
+    """
     storage, state = folder / "storage", folder / "state"
     try:
         yield "buildah", "--storage-driver=vfs", f"--root={storage}", f"--runroot={state}"

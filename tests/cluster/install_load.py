@@ -1,7 +1,7 @@
-"""Load on an installation, as a pod of it: `python -m tests.cluster.install_load URL` until SIGTERM.
+"""Load on an installation, as one of its pods: `python -m tests.cluster.install_load URL` until SIGTERM.
 
 Writes metrics and artifacts and submits jobs through the API's Service. A request that fails is repeated, as clients do.
-Each line of the output is a write that the API acknowledged, with why earlier requests for it had failed.
+Each line of the output is a write that the API acknowledged, with the errors of its earlier attempts.
 """
 
 import itertools

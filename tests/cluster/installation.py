@@ -1,4 +1,7 @@
-"""The control plane on the test cluster: API and controller as processes in its network, with a database of their own."""
+"""The control plane on the test cluster: API and controller as processes in its network.
+
+They have their own database.
+"""
 
 import os
 import subprocess
@@ -39,13 +42,13 @@ class Installation:
 
     Args:
         name: the beginning of its namespace, database and queue.
-        gpus: the quota of its queue, beside 64 cores and 64 GiB of memory.
+        gpus: the quota of its queue, in addition to 64 cores and 64 GiB of memory.
         scheduler: more settings of the section `scheduler`.
     """
 
     def __init__(self, cluster: Cluster, name: str, home: Path, gpus: int = 24, scheduler: Mapping[str, Any] | None = None):
         self.cluster = cluster
-        self.name = f"{name}-{uuid4().hex[:6]}"  # what a killed test run left stays out of its way
+        self.name = f"{name}-{uuid4().hex[:6]}"  # does not collide with what a killed test run left
         self.home = home
         self.port = free_port()
         self._gpus = gpus
@@ -96,7 +99,7 @@ class Installation:
     def start(self, program: str) -> None:
         with (self.home / f"{program}.log").open("ab") as log:
             self._processes[program] = subprocess.Popen(
-                # With a test run that is killed they end too.
+                # They end together with a killed test run.
                 ["setpriv", "--pdeathsig=KILL", *self.command(program)],
                 cwd=REPOSITORY,
                 env=self.environment,
@@ -123,7 +126,10 @@ class Installation:
         return self.compute.observe(job)
 
     def wait_for(self, job: JobKey, *phases: Phase, within: float = ENDS_WITHIN) -> Observation:
-        """Wait until a submitted job is in one of these phases. Raises AssertionError where it ends otherwise."""
+        """Wait until a submitted job is in one of these phases.
+
+        Raises AssertionError where it ends otherwise.
+        """
         awaited = {*phases, Phase.SUCCEEDED, Phase.FAILED}
         deadline = time.monotonic() + within
         while (seen := self.observe(job)).phase not in awaited:
@@ -142,7 +148,10 @@ class Installation:
         return known.get(LOSS_METRIC, 0)
 
     def describe(self, job: JobKey) -> str:
-        """What a failed test shows: the job's row, its log, its pods and the controller's log."""
+        """Describe a job for a failed test.
+
+        Includes its row, its log, its pods and the controller's log.
+        """
         log = self.compute.read_log(job, max(0, self.compute.log_size(job) - 4000)).decode(errors="replace")
         pods = self.cluster.kubectl("get", "pods", f"--namespace={self.name}", "--output=wide")
         return f"{self.observe(job)}\n--- log\n{log}\n--- pods\n{pods}\n--- controller\n{self.log('controller')}"

@@ -1,6 +1,7 @@
-"""The controllers of Kueue and JobSet: which pod leads, and how to move it off a node before that is killed.
+"""The controllers of Kueue and JobSet: find the leader, and move it off a node.
 
-Each is one pod, which a lost node keeps for 5 minutes. Until it is replaced, nobody can create a Job: its webhook is away.
+Each is one pod, which a lost node keeps for 5 minutes. Until it is replaced, no Job can be created: its webhook is
+unavailable.
 """
 
 from functools import partial
@@ -13,7 +14,7 @@ LEADS_WITHIN = 300.0
 
 
 def find_leader(cluster: Cluster, name: str) -> str:
-    """The pod that leads, and its identity; empty while the controller's pod is not ready."""
+    """Return the leading pod and its identity; empty while the controller's pod is not ready."""
     namespace = f"--namespace={name}-system"
     deployment = cluster.get("deployment", namespace, f"{name}-controller-manager")
     if not deployment["status"].get("readyReplicas"):
@@ -30,7 +31,7 @@ def delete_leader(cluster: Cluster, name: str, leader: str) -> None:
 
 
 def move_controllers(cluster: Cluster, node: str) -> None:
-    """Have them run on other nodes."""
+    """Move the controllers to other nodes."""
     for name in LEASES:
         wait_until(partial(has_other_leader, cluster, name, ""), LEADS_WITHIN, lambda: "nobody leads")
         leader = find_leader(cluster, name)

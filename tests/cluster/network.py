@@ -1,7 +1,7 @@
-"""Network namespaces: one of the cluster with a bridge, and one of each node that is attached to it.
+"""Network namespaces of the cluster, with a bridge, and of each node attached to it.
 
-Nothing leaves the cluster's namespace, and no port or address of the machine is taken: any number of clusters can run beside
-each other with the same addresses.
+Nothing leaves the cluster's namespace, and no port or address of the machine is used: any number of clusters can run in
+parallel with the same addresses.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 GATEWAY = "10.89.0.1"
-"""The bridge: here answer the API server, DNS, S3, PostgreSQL and whatever tests start in the namespace."""
+"""The bridge: API server, DNS, S3, PostgreSQL and servers that tests start in the namespace listen here."""
 SERVICES = "10.90.0.0/16"
 KUBERNETES_SERVICE = "10.90.0.1"
 NAMESPACES = Path("/run/netns")
@@ -45,7 +45,10 @@ def device(number: int) -> str:
 
 
 def attach_node(cluster: str, namespace: str, number: int, others: dict[int, str]) -> None:
-    """Connect a node to the bridge. Each node reaches the pods of the `others`, and the bridge those of all."""
+    """Connect a node to the bridge.
+
+    Each node reaches the pods of the `others`, and the bridge those of all.
+    """
     ip("netns", "add", namespace)
     ip("link", "add", device(number), "netns", cluster, "type", "veth", "peer", "name", "eth0", "netns", namespace)
     ip("-n", cluster, "link", "set", device(number), "master", "br0", "up")
@@ -65,7 +68,10 @@ def set_cable(cluster: str, number: int, state: Literal["up", "down"]) -> None:
 
 
 def detach_node(cluster: str, namespace: str, number: int) -> None:
-    """Delete its device first: the kernel removes a deleted namespace, and the devices in it, at some later time."""
+    """Delete a node's namespace, and its device first.
+
+    The kernel removes a deleted namespace, and the devices in it, at some later time.
+    """
     subprocess.run(["ip", "-n", cluster, "link", "delete", device(number)], check=False, capture_output=True)
     delete_network(namespace)
 
@@ -79,7 +85,10 @@ def forward(namespace: str) -> None:
 
 
 def inside(namespace: str) -> list[str]:
-    """The prefix of a command that runs in a network namespace. `ip netns exec` would hide the cgroups: it remounts /sys."""
+    """Return the prefix of a command that runs in a network namespace.
+
+    `ip netns exec` would hide the cgroups: it remounts /sys.
+    """
     return ["nsenter", f"--net={NAMESPACES / namespace}"]
 
 
@@ -88,7 +97,7 @@ def ip(*arguments: str) -> None:
 
 
 def delete_network(namespace: str) -> None:
-    """Devices, addresses and routes go with their namespace."""
+    """Delete a namespace; the kernel deletes its devices, addresses and routes."""
     if (NAMESPACES / namespace).exists():
         ip("netns", "delete", namespace)
 
@@ -102,7 +111,7 @@ def processes(namespace: str) -> list[int]:
 
 @contextmanager
 def entered(namespace: str) -> Iterator[None]:
-    """This thread, and all threads and processes that it starts, are in a network namespace until the end."""
+    """Run this thread, and all that it starts, in a network namespace."""
     other = os.open(NAMESPACES / namespace, os.O_RDONLY)
     try:
         with switched(other):
@@ -113,7 +122,7 @@ def entered(namespace: str) -> Iterator[None]:
 
 @contextmanager
 def switched(descriptor: int) -> Iterator[None]:
-    """The same, in the network namespace of a file descriptor, as `open_current` gives one."""
+    """Run this thread in the network namespace of a file descriptor (see `open_current`)."""
     own = open_current()
     try:
         set_namespace(descriptor)
@@ -124,12 +133,12 @@ def switched(descriptor: int) -> Iterator[None]:
 
 
 def open_current() -> int:
-    """A file descriptor of this thread's network namespace."""
+    """Open a file descriptor of this thread's network namespace."""
     return os.open("/proc/thread-self/ns/net", os.O_RDONLY)
 
 
 def set_namespace(descriptor: int) -> None:
-    """`os.setns`, which Python has from 3.12 on."""
+    """Call `setns`, which Python's `os` only has from 3.12 on."""
     library = ctypes.CDLL(None, use_errno=True)
     if library.setns(descriptor, CLONE_NEWNET):
         raise OSError(ctypes.get_errno(), "cannot enter the network namespace")

@@ -1,7 +1,7 @@
-"""A node: network, mount, host name and process namespaces with containerd, kubelet, kube-proxy and kube-router.
+"""A node: its namespaces with containerd, kubelet, kube-proxy and kube-router.
 
-The first process of the process namespace is an idle shell. Where it ends, the kernel ends all others of the node, with its
-containers, at once: as where a machine loses power.
+It has network, mount, host name and process namespaces. The first process of the process namespace is an idle shell. When
+it ends, the kernel ends all others of the node, with its containers, at once: as when a machine loses power.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ done
 touch {folder}/ready
 while :; do sleep 3600 & wait $!; done
 """
-"""bash waits for orphans too."""
+"""bash reaps orphans too."""
 
 PRIVATE = ("/var/lib/kubelet", "/var/lib/cni", "/var/log/containers")
-"""Places that no setting of kubelet and CNI plugins changes: each node sees its own there, and its own /run."""
+"""Paths that no setting of kubelet and CNI plugins changes: each node has its own there, and its own /run."""
 
 CNI = """\
 {{"cniVersion": "1.0.0", "name": "pods", "plugins": [
@@ -108,12 +108,15 @@ class Node:
         self._cache = cache
 
     def connect(self, others: Sequence[Node]) -> None:
-        """Give it a network, and routes to and from the `others`."""
+        """Connect the node to the bridge, with routes to and from the `others`."""
         network.attach_node(self._cluster, self.namespace, self.number, {node.number: node.namespace for node in others})
         self._write_configuration()
 
     def start(self, images: Sequence[Path]) -> None:
-        """Start its programs, with these images. kube-router comes later: it ends if the cluster does not know the node."""
+        """Start the node's programs with these images.
+
+        kube-router starts later: it ends if the cluster does not know the node.
+        """
         cgroups.create(self.namespace)
         self._start_init()
         self.start_program("containerd")
@@ -125,7 +128,10 @@ class Node:
             self.start_program(program)
 
     def import_image(self, archive: Path) -> None:
-        """Have one image more. What had its name before goes, with all that has no name: 1.3 GB for each product image."""
+        """Import an image, replacing the one of that name.
+
+        All unnamed images are removed too: each product image has 1.3 GB.
+        """
         self._ctr("import", archive)
         images = [line.split() for line in self._ctr("list").splitlines()[1:]]
         named = {digest for name, _, digest, *_ in images if not name.startswith("sha256:")}
@@ -134,12 +140,15 @@ class Node:
             self._ctr("remove", *unnamed)
 
     def tag_image(self, image: str, name: str) -> None:
-        """Have an image under another name as well."""
+        """Add another name to an image."""
         self._ctr("tag", "--force", image, name)
 
     def kill(self) -> None:
-        """End all its processes at once, and remove what it has on the machine. Started again, it has an empty disk."""
-        processes.kill(network.processes(self.namespace))  # its first process is among them
+        """End all processes of the node at once, and remove its state from the machine.
+
+        Started again, it has an empty disk.
+        """
+        processes.kill(network.processes(self.namespace))  # its first process is one of them
         cgroups.remove(self.namespace)
         network.detach_node(self._cluster, self.namespace, self.number)
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -153,7 +162,10 @@ class Node:
         processes.start(name, [*self._inside, self._cache.program(name), *self._arguments(name)], self.folder)
 
     def start_kube_router(self) -> None:
-        """Enforce network policies. It ends at once where the node is not registered, and crashes at times as it starts."""
+        """Start kube-router, which enforces network policies.
+
+        It ends at once where the node is not registered, and sometimes crashes at its start.
+        """
         log = self.folder / "kube-router.log"
         for _ in range(KUBE_ROUTER_STARTS):
             begin = log.stat().st_size if log.exists() else 0
@@ -171,12 +183,12 @@ class Node:
         raise processes.NotReady(f"kube-router does not start:\n{processes.tail(log)}")
 
     def kill_program(self, name: str) -> None:
-        """End one of its programs as a crash would; the pods continue."""
+        """End one of the node's programs as a crash would; the pods continue."""
         starter = processes.pid(name, self.folder)  # it waits outside of the process namespace
         processes.kill([] if starter is None else processes.children(starter))
 
     def unplug(self) -> None:
-        """Cut its network: all that runs on it continues, and reaches nobody."""
+        """Cut the node's network: all that runs on it continues without connections."""
         network.set_cable(self._cluster, self.number, "down")
 
     def plug_in(self) -> None:
@@ -190,7 +202,7 @@ class Node:
         return done.stdout
 
     def mount(self, source: Path, target: Path) -> None:
-        """Show a folder of the machine, read-only, at another place of the node, instead of what was shown there before."""
+        """Mount a folder of the machine read-only on the node, replacing an earlier mount."""
         self.run("sh", "-c", 'while umount --lazy "$0" 2> /dev/null; do :; done', target)
         self.run("mount", "--bind", source, target)
         self.run("mount", "-o", "remount,bind,ro", target)
@@ -201,7 +213,7 @@ class Node:
         shells = [] if starter is None else processes.children(starter)
         if not shells:
             raise processes.NotReady(f"{self.name} is not running")
-        # The search path: containerd looks up its shim, which lies beside it.
+        # The search path: containerd looks up its shim, which is in the same folder.
         path = (
             f"PATH={self._cache.program('containerd').parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         )

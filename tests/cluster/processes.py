@@ -1,4 +1,4 @@
-"""Processes that outlive the one that starts them, each with a log and a file of its id."""
+"""Processes that outlive their starter, each with a log and a pid file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ENDS_WITHIN = 20.0
 
 
 class NotReady(Exception):
-    """What did not happen in time, with the end of the log that may say why."""
+    """A timeout; the message has the end of a log that may explain it."""
 
 
 def start(
@@ -42,7 +42,7 @@ def start(
 
 
 def pid(name: str, folder: Path) -> int | None:
-    """The id of a started process, if it is running."""
+    """Return the id of a started process, if it is running."""
     path = folder / f"{name}.pid"
     found = int(path.read_text()) if path.exists() else None
     return found if found is not None and is_running(found) else None
@@ -68,7 +68,7 @@ def children(pid: int) -> list[int]:
 
 
 def kill(pids: Iterable[int]) -> None:
-    """SIGKILL, and wait until they are gone."""
+    """SIGKILL processes, and wait until they have ended."""
     pids = list(pids)
     for pid in pids:
         try:
@@ -81,7 +81,7 @@ def kill(pids: Iterable[int]) -> None:
 
 
 def reap(pid: int) -> None:
-    """Take note of the end of our own child: others are their parent's business."""
+    """Reap our own child; others have other parents."""
     try:
         os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:

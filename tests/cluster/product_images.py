@@ -1,7 +1,7 @@
-"""Images of control plane and engine with the code of this checkout, on the Debian base of the test cluster.
+"""Images of control plane and engine with this checkout's code, on the test cluster's base.
 
-The layer of locked packages is built once for each lock, and stays in a storage of buildah in the cache: code that changed
-costs a layer of its own, which is small, and the time to write the archives.
+The layer of locked packages is built once for each lock, and stays in a storage of buildah in the cache: changed code only
+costs its own small layer, and the time to write the archives.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ BUILD_SETTINGS = ("index-url", "extra-index-url", "cert", "timeout", "proxy")
 
 
 def build_product_images(cache: Cache, checkout: Path = ROOT, tag: str = TAG) -> dict[str, Path]:
-    """The archives of control plane and engine in the cache by their names, made where they are missing.
+    """Return the archives of control plane and engine by image name, building them where missing.
 
     Builds download packages: the caller is not in the network of a cluster.
     """
     with exclusive(cache.folder / "build.lock"):
         base = base_image(cache)
-    with exclusive(cache.folder / "product-images.lock"):  # clusters start meanwhile
+    with exclusive(cache.folder / "product-images.lock"):  # clusters may start in parallel
         stage, _, code = containerfile("control-plane", checkout).partition("FROM packages\n")
         commit = NO_COMMIT if git_diff(checkout) else git_commit(checkout)
         packages = digest(stage, base.name, checkout=checkout)
@@ -86,7 +86,7 @@ class Builder:
                 f"--runroot={folder / 'state'}",
             )
 
-        # Copies of whole layers are slow, but the only way on top of a file system that is an overlay itself.
+        # Copies of whole layers are slow, but required on top of an overlay file system.
         has_overlay = subprocess.run([*command("overlay"), "info"], capture_output=True, check=False).returncode == 0
         builder = cls(cache, checkout, command("overlay" if has_overlay else "vfs"))
         builder.run("rm", "--all")
@@ -107,7 +107,7 @@ class Builder:
                      *pip_options(Path(folder) / "pip.conf"), str(self.checkout))  # fmt: skip
 
     def export(self, name: str, archive: Path) -> None:
-        """As an archive whose layers are small and unpacked fast: each node unpacks 1.3 GB."""
+        """Export an archive with small layers that unpack fast: each node unpacks 1.3 GB."""
 
         def write(final: Path) -> None:
             self.run("push", "--quiet", "--compression-format=zstd", name, f"oci-archive:{final}:{name}")
@@ -115,7 +115,7 @@ class Builder:
         self.cache.publish(archive, write)
 
     def remove_images(self) -> None:
-        """All but the layers of packages that were built last: two checkouts may differ in theirs."""
+        """Remove all images but the newest package layers: those of two checkouts may differ."""
         images = sorted(json.loads(self.run("images", "--json")), key=lambda image: image["createdatraw"])
         packages = [image["id"] for image in images if any(name.startswith(PACKAGES) for name in image["names"] or ())]
         for image in images:
@@ -124,19 +124,22 @@ class Builder:
 
 
 def digest(document: str, *more: str, checkout: Path) -> str:
-    """Of a Containerfile but its comments, of what it copies, and of what it is built with."""
+    """Digest a Containerfile without comments, the files that it copies, and its build inputs."""
     instructions = [line for line in document.splitlines() if not line.startswith("#")]
     content = [instructions, *more, *(path_digest(checkout / name) for name in copied_paths(document))]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
 
 
 def copied_paths(document: str) -> list[str]:
-    """The files and folders of the context that a Containerfile copies."""
+    """Return the files and folders of the context that a Containerfile copies."""
     return [path for words in re.findall(r"^COPY (.+) \S+$", document, re.MULTILINE) for path in words.split()]
 
 
 def path_digest(path: Path) -> str:
-    """Of a file, or of all files in a folder but compiled ones; of pyproject.toml, what decides an installation."""
+    """Digest a file, or all files in a folder but compiled ones.
+
+    Of pyproject.toml only what affects an installation counts.
+    """
     if path.name == "pyproject.toml":
         document = tomllib.loads(path.read_text())
         return json.dumps([document["project"], document["build-system"], document["tool"]["setuptools"]])
@@ -149,7 +152,10 @@ def path_digest(path: Path) -> str:
 
 
 def pip_options(configuration: Path) -> list[str]:
-    """Have pip in a build find packages as it does on this machine. Its configuration is a secret, which no image keeps."""
+    """Have pip in a build find packages as it does on this machine.
+
+    Its configuration is a secret, which no image keeps.
+    """
     listed = run(sys.executable, "-m", "pip", "config", "list")
     found = dict(re.findall(r"^(?:global|install|:env:)\.([\w-]+)='(.*)'$", listed, re.MULTILINE))
     chosen = {key: value for key, value in found.items() if key in BUILD_SETTINGS}

@@ -1,4 +1,4 @@
-"""An installation where people sign in, and how the end of a job looks in the API, on the command line and in Dagster."""
+"""An installation with sign-in, for the ends of jobs in API, command line and Dagster."""
 
 import json
 import os
@@ -29,7 +29,10 @@ MEMORY = "400Mi"
 
 @dataclass(frozen=True)
 class Supervised:
-    """A submitted job, and its Dagster run, which goes on in a thread of the test. It ends with the failure of its step."""
+    """A submitted job, and its Dagster run in a thread of the test.
+
+    It ends with the failure of its step.
+    """
 
     ref: JobRef
     run: "Future[RunFailure | None]"
@@ -77,7 +80,7 @@ class SignedInInstallation(Installation):
         return self.supervise(answer.json()["id"])
 
     def supervise(self, job_id: str) -> Supervised:
-        """Start the Dagster run of a command, as the sensor does once the job is admitted."""
+        """Start the Dagster run of a command, as the sensor does after its admission."""
         return Supervised(JobRef(job_id, Program.COMMAND), self._supervisors.submit(self._materialize, job_id))
 
     def cli(self, *words: str) -> str:
@@ -92,13 +95,13 @@ class SignedInInstallation(Installation):
         return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
 
     def read(self, job_id: str) -> dict[str, Any]:
-        """The job as the API shows it."""
+        """Return the job as the API shows it."""
         answer = self.http.get(f"/v1/jobs/{job_id}")
         assert answer.status_code == 200, answer.text
         return dict(answer.json())
 
     def state(self, job_id: str) -> dict[str, Any]:
-        """How its program stands on the cluster, as the API shows it."""
+        """Return the state of its program on the cluster, as the API shows it."""
         found = self.read(job_id).get("cluster") or [{"phase": "", "detail": "", "reason": None}]
         return dict(found[0])
 
@@ -106,7 +109,10 @@ class SignedInInstallation(Installation):
         wait_until(lambda: self.state(job.id)["phase"] == "running", ENDS_WITHIN, lambda: str(self.read(job.id)))
 
     def wait_for_words(self, job: Supervised, *words: str) -> dict[str, Any]:
-        """Wait until the API says what holds a job; the command line and the job's own record say the same."""
+        """Wait until the API shows why a job waits.
+
+        The command line and the job's own record show the same.
+        """
         wait_until(
             lambda: contains(self.state(job.id)["detail"], words) and contains(self.read(job.id)["reason"], words),
             ENDS_WITHIN,
@@ -117,7 +123,10 @@ class SignedInInstallation(Installation):
         return self.state(job.id)
 
     def assert_failed(self, job: Supervised, reason: ExitReason, *words: str) -> str:
-        """Wait for the failure of a job: API, command line and Dagster give this reason, and these words."""
+        """Wait for the failure of a job with this reason and message.
+
+        API, command line and Dagster show both.
+        """
         failure = job.run.result(ENDS_WITHIN)
         assert failure is not None, self.describe(job.ref)
         assert failure.reasons == {reason} and contains(failure.cause, words), f"{failure}\n{self.describe(job.ref)}"
@@ -160,7 +169,7 @@ def contains(text: str, words: tuple[str, ...]) -> bool:
 
 @contextmanager
 def environment_of(installation: Installation) -> Iterator[None]:
-    """The test's process has the settings of an installation, as its supervisors have."""
+    """Give the test's process the settings of an installation, as its supervisors have."""
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("HANZO_ML_")]:
             patch.delenv(name)

@@ -1,7 +1,7 @@
-"""`train.py` of the specification's job: data-parallel steps of a linear model, over all ranks of all nodes.
+"""`train.py` of the specification's job: data-parallel steps of a linear model.
 
-32 ranks that load torch take 10 GB. So the first of each node loads it once, and forks the seven others, which share its
-memory; the processes that torchrun started for those wait for them.
+It uses all ranks of all nodes. 32 ranks that load torch take 10 GB. So the first of each node loads it once, and forks the
+seven others, which share its memory; the processes that torchrun started for those wait for them.
 """
 
 import json
@@ -47,7 +47,10 @@ def train() -> None:
 
 
 def fork_others(count: int) -> None:
-    """Fork a rank for each process that asks for one with its environment; it answers when that rank has trained."""
+    """Fork a rank for each process that sends a request with its environment.
+
+    The response is sent when that rank has finished training.
+    """
     import torch.distributed  # noqa: F401  # once for all
 
     listener = socket.socket(socket.AF_UNIX)

@@ -1,4 +1,7 @@
-"""What the control plane stores in: an S3 server that enforces signatures, and PostgreSQL, in the cluster's namespace."""
+"""Storage of the control plane: an S3 server that enforces signatures, and PostgreSQL.
+
+Both are in the cluster's namespace.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ STARTS_WITHIN = 60.0
 
 @dataclass(frozen=True)
 class S3:
-    """versitygw: objects are files of a folder, and stay there over restarts."""
+    """versitygw: objects are files of a folder, which survives restarts."""
 
     folder: Path
     namespace: str
@@ -38,7 +41,7 @@ class S3:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment of a program that uses it."""
+        """The environment of a program that uses the server."""
         return {
             "AWS_ACCESS_KEY_ID": self.access_key,
             "AWS_SECRET_ACCESS_KEY": self.secret_key,
@@ -56,7 +59,7 @@ class S3:
         processes.start("s3", command, self.folder, variables=keys)
 
     def create_buckets(self) -> None:
-        """Wait until it answers, and create the product's buckets."""
+        """Wait until the server responds, and create the product's buckets."""
         with network.entered(self.namespace):
             log = self.folder / "s3.log"
             processes.wait_until(self._answers, STARTS_WITHIN, lambda: f"S3 does not answer:\n{processes.tail(log)}")
@@ -66,7 +69,7 @@ class S3:
                 client.create_bucket(Bucket=bucket)
 
     def client(self) -> Any:
-        """A client for callers in the cluster's namespace."""
+        """Return a client for callers in the cluster's namespace."""
         return boto3.client(
             "s3",
             endpoint_url=self.url,
@@ -86,7 +89,10 @@ class S3:
 
 @dataclass(frozen=True)
 class Postgres:
-    """A server with one user and a password, reached over TCP by pods and by the control plane's programs."""
+    """A server with one user and a password.
+
+    Pods and the control plane's programs reach it over TCP.
+    """
 
     folder: Path
     namespace: str
@@ -100,7 +106,7 @@ class Postgres:
         return f"postgresql://{self.user}:{self.password}@{network.GATEWAY}:{POSTGRES_PORT}/{database}"
 
     def start(self) -> None:
-        """Start it, on a new data folder if there is none."""
+        """Start the server, on a new data folder if there is none."""
         binaries, owner = postgres_server.binaries(), postgres_server.unprivileged_user()
         assert owner is not None, "only root enters the namespace"
         if not self._data.exists():
@@ -118,7 +124,7 @@ class Postgres:
             str(self._data),
             *(f"--{name}={value}" for name, value in settings.items()),
         ]
-        # It refuses to be root, which is needed to enter the namespace.
+        # It refuses to run as root, which is needed to enter the namespace.
         unprivileged = ["setpriv", f"--reuid={owner}", f"--regid={owner}", "--init-groups"]
         command = [*network.inside(self.namespace), *unprivileged, *server]
         processes.start("postgres", command, self.folder)
@@ -147,7 +153,7 @@ class Postgres:
             processes.wait_until(self._answers, STARTS_WITHIN, lambda: f"PostgreSQL does not answer:\n{processes.tail(log)}")
 
     def create_database(self, name: str) -> str:
-        """A new empty database. Returns its address, for callers in the cluster's namespace."""
+        """Create an empty database; return its address for callers in the cluster's namespace."""
         with psycopg.connect(self.url(), autocommit=True) as connection:
             connection.execute(f'CREATE DATABASE "{name}"'.encode())
         return self.url(name)

@@ -1,4 +1,7 @@
-"""An installation where each organization has a namespace, and whose controller has no more rights than its account."""
+"""An installation where each organization has a namespace.
+
+Its controller has no more rights than its account.
+"""
 
 import json
 import shutil
@@ -22,7 +25,7 @@ from tests.cluster.simple_jobs import job as pods_of
 from tests.cluster.simple_jobs import unique
 
 OUTSIDE = "198.51.100.7"
-"""An address that is none of the cluster's."""
+"""An address outside of the cluster."""
 OUTSIDE_PORT, LISTENER_PORT = 8443, 29500
 LISTEN = f"""
 import socket
@@ -91,14 +94,17 @@ class TenantInstallation(SignedInInstallation):
         return said
 
     def forget_tenant(self, organization: str) -> None:
-        """Its namespace was deleted: the volume of what its pods import goes too."""
+        """Remove the volume of an organization's dependencies: its namespace was deleted."""
         namespace = self.namespace(organization)
         self._tenants.remove(namespace)
         self.cluster.kubectl("delete", "persistentvolume", f"{CLAIM}-{namespace}")
         shutil.rmtree(self.cluster.state / "dependencies" / namespace, ignore_errors=True)
 
     def submit(self, organization: str, code: str, **keys: Any) -> JobRef:
-        """Submit a command of somebody of an organization, and start its supervisor, which submits it to the cluster."""
+        """Submit a command of an organization's user, and start its supervisor.
+
+        The supervisor submits it to the cluster.
+        """
         document = {"name": "mine", "command": ["python", "-c", code], "resources": {"memory": MEMORY}, **keys}
         with self.client(organization) as client:
             answer = client.post("/v1/jobs", json=document)
@@ -108,7 +114,7 @@ class TenantInstallation(SignedInInstallation):
         return job
 
     def show(self, organization: str, job: JobRef) -> dict[str, Any]:
-        """The job as the API shows it to its organization."""
+        """Return the job as the API shows it to its organization."""
         with self.client(organization) as client:
             answer = client.get(f"/v1/jobs/{job.id}")
         assert answer.status_code == 200, answer.text
@@ -130,7 +136,7 @@ class TenantInstallation(SignedInInstallation):
             self.cluster.kubectl("delete", "networkpolicies", "--all", f"--namespace={self.namespace(organization)}")
 
     def listen(self, organization: str) -> str:
-        """Start a pod that listens where gangs do. Returns its address."""
+        """Start a pod that listens where gangs do; return its address."""
         namespace, name = self.namespace(organization), unique("listens")
         self.cluster.apply(pods_of(name, namespace, ["python", "-c", LISTEN]))
         selector = (f"--namespace={namespace}", f"--selector=job-name={name}")
@@ -143,7 +149,10 @@ class TenantInstallation(SignedInInstallation):
         return address()
 
     def probe(self, organization: str, targets: Mapping[str, Target], wanted: Mapping[str, bool]) -> dict[str, bool]:
-        """Which targets a pod of an organization can connect to, as wanted or after 30 tries."""
+        """Return which targets an organization's pod can connect to.
+
+        It stops when they are as wanted or after 30 tries.
+        """
         namespace, name = self.namespace(organization), unique("probe")
         variables = {"TARGETS": json.dumps(targets), "WANTED": json.dumps(wanted)}
         env = [{"name": key, "value": value} for key, value in variables.items()]
@@ -154,14 +163,14 @@ class TenantInstallation(SignedInInstallation):
         return dict(json.loads(said.splitlines()[-1]))
 
     def program_token(self, organization: str, job: JobRef) -> str:
-        """The token of a job's pods, which an administrator can read."""
+        """Return the token of a job's pods, which an administrator can read."""
         name = f"{self.jobs.get(job).name}-token"
         place = f"--namespace={self.namespace(organization)}"
         template = "--output=go-template={{.data.token | base64decode}}"
         return self.cluster.kubectl("get", "secret", name, place, template).strip()
 
     def _write_account(self) -> None:
-        """A kubeconfig with the rights of the control plane's account."""
+        """Write a kubeconfig with the rights of the control plane's account."""
         token = self.cluster.kubectl("create", "token", SERVICE_ACCOUNT, "--namespace=hanzo", "--duration=4h").strip()
         self._account.write_text(self.cluster.kubeconfig.read_text())
         self._account.chmod(0o600)
@@ -172,11 +181,11 @@ class TenantInstallation(SignedInInstallation):
 
 @contextmanager
 def outside_address() -> Iterator[Target]:
-    """Something that listens at an address outside the cluster; this thread is in the cluster's network."""
+    """Listen at an address outside the cluster; this thread is in the cluster's network."""
     address = f"{OUTSIDE}/32"
     subprocess.run(["ip", "addr", "add", address, "dev", "lo"], check=True)
     try:
-        with socket.create_server((OUTSIDE, OUTSIDE_PORT)):  # the kernel accepts, nobody needs to
+        with socket.create_server((OUTSIDE, OUTSIDE_PORT)):  # the kernel accepts connections
             yield OUTSIDE, OUTSIDE_PORT
     finally:
         subprocess.run(["ip", "addr", "del", address, "dev", "lo"], check=True)

@@ -1,4 +1,4 @@
-"""Faults that the controller has to see and to name, each with a job that runs a command of one pod."""
+"""Faults that the controller must detect and report, each with a one-pod job."""
 
 from collections.abc import Iterator
 from uuid import uuid4

@@ -1,6 +1,7 @@
-"""Dagster on a real cluster: jobs wait without run pods, and no job is lost or doubled with the pod that supervises it.
+"""Dagster on a real cluster: jobs survive the loss of their supervising pod.
 
-The whole chain, from records to a registered version, is launched and cancelled by the requests that the UI makes.
+They are neither lost nor duplicated, and wait without run pods. The whole chain, from records to a registered version, is
+launched and cancelled by the requests that the UI makes.
 """
 
 import os
@@ -51,7 +52,7 @@ def house(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def started(house: DagsterInstallation, name: str, seconds: int) -> tuple[JobRecord, dg.DagsterRun]:
-    """A job that runs, and its run."""
+    """Create a running job, and return it with its run."""
     job = house.submit_loop(name, seconds, gpus=QUOTA)
     run = house.wait_for_run(job)
     house.wait_for(job, Phase.RUNNING)
@@ -100,7 +101,10 @@ def test_lost_run_pod_is_replaced_without_a_restart_of_its_gang(house: DagsterIn
 
 
 def test_worker_that_starts_after_its_run_was_failed_leaves_the_job_to_its_successor(house: DagsterInstallation) -> None:
-    """Dagster fails a run that takes too long to start, and its pod, which waited for a node or an image, starts later."""
+    """Dagster fails a run that takes too long to start.
+
+    Its pod, which waited for a node or an image, starts later.
+    """
     job, run = started(house, "late", 600)
     (gang,) = house.gang_pods(job)
     (pod,) = house.run_pods(run)
@@ -138,7 +142,7 @@ def test_run_terminated_in_dagster_cancels_its_job_and_its_gang(house: DagsterIn
 
 
 def test_run_pod_that_starts_after_its_run_was_abandoned_supervises_no_job(house: DagsterInstallation) -> None:
-    """Its pod is held by a ConfigMap that is missing for a while, as Dagster's run monitor gives the run up."""
+    """A missing ConfigMap delays its pod until Dagster's run monitor gives the run up."""
     house.cluster.kubectl("delete", "configmap", SETTINGS_MAP, f"--namespace={house.name}")
     job = house.submit_loop("late", 30)
     wait_until(lambda: bool(house.run_pods()), 120, lambda: house.describe_runs(job))
@@ -158,7 +162,7 @@ def test_run_pod_that_starts_after_its_run_was_abandoned_supervises_no_job(house
 
 @pytest.fixture
 def held_queue(house: DagsterInstallation) -> Iterator[None]:
-    """No job is admitted meanwhile."""
+    """Stop admission during the block."""
     house.stop_queue("Hold")
     yield
     house.stop_queue("None")
@@ -166,7 +170,7 @@ def held_queue(house: DagsterInstallation) -> Iterator[None]:
 
 @pytest.mark.usefixtures("held_queue")
 def test_program_of_a_cancelled_run_whose_worker_was_lost_is_cancelled(house: DagsterInstallation, tmp_path: Path) -> None:
-    """A program that checks a dataset works for no job: only its run says that nobody wants it any more."""
+    """A dataset check works for no job: only its run records the cancellation."""
     records = tmp_path / "records.jsonl"
     records.write_text('{"instruction": "Who keeps the lamp?", "answer": "She does."}\n')
     create_version(house.database, house.store, name="small", path=records, user="ann", organization="default")
@@ -185,7 +189,7 @@ def test_program_of_a_cancelled_run_whose_worker_was_lost_is_cancelled(house: Da
 
 @pytest.fixture
 def base_model(house: DagsterInstallation, tmp_path: Path) -> dict[str, str]:
-    """A tiny model in the object store, as a recipe names it."""
+    """Store a tiny model in the object store; return it as a recipe names it."""
     folder = make_tiny_model(tmp_path / "model")
     reference = {"uri": folder.as_uri(), "sha256": hash_model_folder(folder)}
     resolve_base_model(

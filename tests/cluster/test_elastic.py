@@ -1,4 +1,7 @@
-"""Elastic jobs: with fewer nodes where all of them cannot be had, and the same samples in the same order."""
+"""Elastic jobs run on fewer nodes when not all are available.
+
+They process the same samples in the same order.
+"""
 
 from collections.abc import Iterator
 from uuid import uuid4
@@ -22,7 +25,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.cluster_slow, pytest.mark.require
 
 STEPS = 120
 LABEL = f"elastic.example.com/{uuid4().hex[:6]}"
-"""Of nodes that the job may use: taking it from one is the end of that node, for this job alone."""
+"""Label of nodes that the job may use: removing it is the loss of that node, for this job alone."""
 HOURS = 3600
 
 
@@ -72,7 +75,7 @@ def test_job_continues_on_fewer_nodes_with_the_same_samples_after_node_loss_and_
         tmp_path_factory.mktemp("undisturbed"),
         {"max_steps": STEPS, "distributed": shape | {"num_nodes": 1, "gpus_per_node": 3}},
     )
-    # Other numbers of processes add up in other orders; other samples would differ in the first digits.
+    # Other process counts sum in another order; other samples would differ in the first digits.
     assert trainings.trained(job).losses == pytest.approx(undisturbed.losses, rel=1e-3)
     assert job.tracking is not None
     logged = Metrics(installation.database).history(job.tracking.run_id, LOSS_METRIC, limit=2 * STEPS).points
@@ -80,7 +83,7 @@ def test_job_continues_on_fewer_nodes_with_the_same_samples_after_node_loss_and_
 
 
 def lose_node(installation: Installation, job: Job) -> None:
-    """One node takes no pods of the job any more, and the one that it has is evicted."""
+    """Evict the job's pod from one node, which accepts no others of it any more."""
     pod = pods_of(installation, job)[1]
     installation.cluster.kubectl("label", "node", pod["spec"]["nodeName"], f"{LABEL}-")
     installation.cluster.kubectl(
@@ -94,7 +97,7 @@ def wait_for_generation(installation: Installation, job: Job, generation: int) -
 
 
 def max_seconds(installation: Installation, job: Job) -> int:
-    """What Kueue gives the newest generation of the job."""
+    """Return what Kueue gives the newest generation of the job."""
     name = object_name(job, installation.jobs.get(job).generation)
     labels = installation.cluster.get("jobset", name, f"--namespace={installation.name}")["metadata"]["labels"]
     return int(labels[MAX_SECONDS_LABEL])

@@ -1,4 +1,7 @@
-"""How jobs end that cannot go on: the same reason and words in the API, on the command line and in Dagster."""
+"""Jobs that cannot continue end with equal reason and message everywhere.
+
+They are shown in the API, on the command line and in Dagster.
+"""
 
 import json
 import os
@@ -81,7 +84,10 @@ def trainings(house: SignedInInstallation, tmp_path_factory: pytest.TempPathFact
 
 @contextmanager
 def memory_scratch(cluster: Cluster, namespace: str) -> Iterator[None]:
-    """Give pods with a node selector for the operating system a scratch volume that is full at its limit, as a disk is."""
+    """Give pods with a node selector for the operating system a size-limited scratch volume.
+
+    It is full at its limit, as a disk is.
+    """
     value = f'Object.spec.volumes.emptyDir{{medium: "Memory", sizeLimit: "{SCRATCH_LIMIT}"}}'
     patch = f'[JSONPatch{{op: "replace", path: "/spec/volumes/1/emptyDir", value: {value}}}]'
     chosen = f"has(object.spec.nodeSelector) && '{FULL_DISK_LABEL}' in object.spec.nodeSelector"
@@ -177,7 +183,7 @@ def test_command_whose_token_expires_is_ended_with_the_message_of_the_api(house:
 def test_training_whose_token_expires_fails_with_a_remedy_and_resumes(
     house: SignedInInstallation, trainings: Trainings
 ) -> None:
-    job = trainings.job("expired", nodes=1, processes=1, steps=MANY_STEPS)  # a process alone makes 60 steps in a second
+    job = trainings.job("expired", nodes=1, processes=1, steps=MANY_STEPS)  # a single process computes 60 steps per second
     failures: list[dg.Failure] = []
 
     def supervise() -> None:
@@ -268,7 +274,10 @@ def test_hanging_rank_is_named_and_the_gang_resumes_from_its_checkpoint(
 
 
 def test_job_reports_that_it_waits_for_an_unavailable_admission_webhook(house: SignedInInstallation) -> None:
-    """One of this namespace alone, for JobSets as those of JobSet and Kueue are, whose server does not answer."""
+    """The webhook is for JobSets, as those of JobSet and Kueue are.
+
+    It is limited to this namespace, and its server does not respond.
+    """
     rule = {"apiGroups": ["jobset.x-k8s.io"], "apiVersions": ["*"], "operations": ["CREATE"], "resources": ["jobsets"]}
     webhook = {
         "name": "away.jobset.example.com",

@@ -1,4 +1,4 @@
-"""An engine of two pods behind a Service answers each request, whatever is promoted, replaced or away."""
+"""An engine of two pods responds to each request during promotions, replacements and outages."""
 
 import time
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ OUTAGE_SECONDS = 30
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two models that answer differently."""
+    """Create two models that answer differently."""
     folder = tmp_path_factory.mktemp("models")
     for seed in (0, 1):
         export_gguf(make_tiny_model(folder / f"hf-{seed}", seed), folder / f"{seed}.gguf", "F16")
@@ -34,7 +34,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def installation(
     cluster: Cluster, files: list[Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[EngineInstallation]:
-    """Two replicas serve version 1, and a pod asks them without a pause."""
+    """Start two replicas with version 1, and a pod that sends requests continuously."""
     with EngineInstallation(cluster, "engine", tmp_path_factory.mktemp("engine")) as installation:
         installation.start_engine()
         deploy(installation, 1, files[0])
@@ -83,7 +83,10 @@ def test_replacement_of_a_replica_fails_no_request(installation: EngineInstallat
 
 
 def test_outage_of_the_api_fails_no_request(installation: EngineInstallation, files: list[Path]) -> None:
-    """A container that restarts meanwhile serves from its cache, and a version that is promoted afterwards is served."""
+    """A container that restarts meanwhile serves from its cache.
+
+    A version that is promoted afterwards is served.
+    """
     installation.wait_ready()
     before = installation.ready_pods()
     installation.kill("api")

@@ -1,4 +1,4 @@
-"""Training jobs as gangs of pods: what they compute, how they wait, and what survives a preemption and a kill."""
+"""Training jobs as gangs of pods: results, queueing, and recovery from preemption and kills."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,7 @@
-"""The images of deploy/images as pods: restricted, with a read-only root file system, and each with what it needs."""
+"""The images of deploy/images as restricted pods, each with what it needs.
+
+Their root file system is read-only.
+"""
 
 import json
 import tarfile
@@ -22,7 +25,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.install_slow]
 
 MAX_BYTES = 500e6
 GZIP_RATIO = 1.15
-"""Registries hold gzip, for which 413 MB were measured where the archive's zstd took 360."""
+"""Registries store gzip: 413 MB were measured where the archive's zstd had 360."""
 STARTS_WITHIN = 180.0
 IS_AS_BUILT = """
 import importlib.util, os, pathlib, sys
@@ -42,7 +45,7 @@ ANSWERS = "import urllib.request as u; u.urlopen('http://127.0.0.1:{port}/{path}
 
 @pytest.fixture(scope="module")
 def namespace(cluster: Cluster) -> Iterator[str]:
-    """A restricted namespace, on a cluster that has the images."""
+    """Create a restricted namespace, on a cluster that has the images."""
     cluster.load_product_images()
     name = f"images-{uuid4().hex[:6]}"
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
@@ -60,7 +63,10 @@ def running_pod(
     environment: Mapping[str, str] | None = None,
     readiness: Sequence[str] = (),
 ) -> Iterator[str]:
-    """The name of a pod that runs an image as the manifests do; without a command, as `docker run` does."""
+    """Start a pod that runs an image as the manifests do; yield its name.
+
+    Without a command it runs as under `docker run`.
+    """
     name = f"pod-{uuid4().hex[:6]}"
     container: dict[str, Any] = {
         "name": "image",
@@ -75,7 +81,7 @@ def running_pod(
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
     }
     if command:
-        container["args"] = list(command)  # as dagster-k8s does: an entry point would come first
+        container["args"] = list(command)  # as dagster-k8s does: an entry point would be prepended
     if readiness:
         container["readinessProbe"] = {"exec": {"command": list(readiness)}, "periodSeconds": 2, "timeoutSeconds": 10}
     spec = {
@@ -114,7 +120,7 @@ def wait_for_condition(cluster: Cluster, namespace: str, name: str, condition: s
 
 
 def run_to_end(cluster: Cluster, namespace: str, image: str, *command: str, **environment: str) -> str:
-    """Output of a pod that succeeds."""
+    """Return the output of a pod that succeeds."""
     with running_pod(cluster, namespace, image, command, environment) as name:
 
         def ended() -> bool:
@@ -138,7 +144,7 @@ def test_control_plane_image_has_at_most_500_megabytes(cluster: Cluster) -> None
 
 @pytest.mark.requirement("A1", "U1", "V2")
 def test_docker_run_line_answers_on_both_ports(cluster: Cluster, namespace: str) -> None:
-    """`docker run -p 8057:8057 -p 9090:9090 -e ... hanzoai/ml:latest`, with a read-only root on top."""
+    """`docker run -p 8057:8057 -p 9090:9090 -e ... hanzoai/ml:latest`, but with a read-only root."""
     line = {
         "HANZO_ML_DATABASE_URL": cluster.postgres.create_database(f"images_{uuid4().hex[:6]}"),
         "HANZO_ML_STORAGE_ENDPOINT": cluster.s3.url,
@@ -168,7 +174,7 @@ def test_control_plane_image_is_small_complete_and_read_only(cluster: Cluster, n
 
 
 def read_commit(cluster: Cluster) -> str:
-    """The commit in the label of the image."""
+    """Return the commit in the label of the image."""
     archive = cluster.load_product_images()[CONTROL_PLANE_IMAGE]
     with tarfile.open(archive) as tar:
         blobs = [member for member in tar.getmembers() if member.isfile() and member.size < 100_000]

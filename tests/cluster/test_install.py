@@ -1,4 +1,7 @@
-"""`kubectl apply -k deploy/kubernetes/overlays/demo` on a cluster that has only Kueue and JobSet, then the whole demo."""
+"""`kubectl apply -k deploy/kubernetes/overlays/demo` on an otherwise empty cluster, then the whole demo.
+
+The cluster has only Kueue and JobSet.
+"""
 
 import json
 import os
@@ -53,7 +56,10 @@ def installed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @pytest.fixture(scope="module")
 def base_model(installed: DemoInstallation, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A tiny model in the object store, in the place of a package: people who sign in may name no other base models."""
+    """Store a tiny model in the object store instead of a package.
+
+    Under sign-in, users may name no other base models.
+    """
     folder = make_tiny_model(tmp_path_factory.mktemp("base") / "model")
     reference = {"uri": "pypi://tiny-llama", "sha256": hash_model_folder(folder)}
     named = Recipe.named(RECIPE).changed({"base_model": reference}).base_model
@@ -94,13 +100,13 @@ def test_raw_data_becomes_a_proved_model_that_an_engine_pod_serves(
 
 
 def test_database_is_reached_by_the_control_plane_alone(installed: DemoInstallation) -> None:
-    """The same connection is made from both namespaces, so that the refusal is the policy's."""
+    """Both namespaces make the same connection, so the policy causes the refusal."""
     assert run_in_pod(installed, NAMESPACE, CONNECT).endswith("connected")
     assert "Error" in run_in_pod(installed, JOBS_NAMESPACE, CONNECT)
 
 
 def run_in_pod(installed: DemoInstallation, namespace: str, code: str) -> str:
-    """Output of Python code in a pod of its own, without one of the product's labels."""
+    """Return the output of Python code in a pod without product labels."""
     restricted = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     claim = "dependencies"
     mount = {"name": claim, "mountPath": "/opt/hanzo-ml/dependencies", "readOnly": True}

@@ -1,4 +1,4 @@
-"""An installation under load: a rolling update and kills of its pods lose nothing that was acknowledged."""
+"""An installation under load: a rolling update and kills lose no acknowledged write."""
 
 import json
 import time
@@ -27,13 +27,13 @@ READY_WITHIN = "--timeout=300s"
 HERE = f"--namespace={NAMESPACE}"
 ENDED = ("completed", "failed", "cancelled")
 WARM_UP_SECONDS = 5.0
-"""Of load before and after what is tried."""
+"""Duration of load before and after what is tested."""
 ENDLESS = "import time\nwhile True:\n    print('works', flush=True)\n    time.sleep(1)"
 
 
 @dataclass
 class Written:
-    """What the API acknowledged."""
+    """The writes that the API acknowledged."""
 
     run_id: str = ""
     artifacts: str = ""
@@ -53,7 +53,7 @@ def installed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @pytest.fixture(scope="module")
 def endless(installed: DemoInstallation) -> str:
-    """A job that never ends by itself."""
+    """Submit a job that never ends by itself."""
     with connected(installed) as http:
         document = {"name": "endless", "command": ["python", "-c", ENDLESS], "resources": {"cpu": 1, "memory": "128Mi"}}
         job = str(http.post("/v1/jobs", json=document).raise_for_status().json()["id"])
@@ -72,7 +72,10 @@ def connected(installed: DemoInstallation) -> Iterator[httpx.Client]:
 
 @contextmanager
 def load(installed: DemoInstallation) -> Iterator[Written]:
-    """Load by a pod, as long as the block runs. Afterwards the result has what was acknowledged."""
+    """Create load by a pod during the block.
+
+    Afterwards the result has what was acknowledged.
+    """
     name, cluster, written = f"load-{uuid4().hex[:6]}", installed.cluster, Written()
     cluster.apply(load_pod(name, installed.demo.sign_token()))
     try:
@@ -124,7 +127,10 @@ def load_pod(name: str, token: str) -> dict[str, Any]:
 
 
 def assert_nothing_lost(installed: DemoInstallation, written: Written, endless: str) -> None:
-    """Every acknowledged write is there, every submitted job completes, and the job that ran still runs in its pod."""
+    """Assert that every acknowledged write is stored, and every submitted job completes.
+
+    The job that ran still runs in its pod.
+    """
     assert all(written.numbers.values())
     with connected(installed) as http:
         assert set(written.numbers["metric"]) <= read_steps(http, written.run_id)
@@ -159,7 +165,7 @@ def read_job(http: httpx.Client, job: str) -> dict[str, Any]:
 
 
 def gang_pod(installed: DemoInstallation, job: str) -> str:
-    """The pod of a job with one node."""
+    """Return the pod of a job with one node."""
     pods = installed.cluster.get("pods", f"--namespace={JOBS_NAMESPACE}", "--selector=app=hanzo-ml-job")["items"]
     [uid] = [pod["metadata"]["uid"] for pod in pods if job in pod["metadata"]["annotations"].values()]
     return str(uid)
@@ -196,7 +202,7 @@ def test_killed_pod_of_a_deployment_loses_nothing(installed: DemoInstallation, e
 
 
 def test_database_that_ends_and_starts_again_loses_nothing(installed: DemoInstallation, endless: str) -> None:
-    """Its container, so that the volume stays, which here lives as long as the pod."""
+    """Only its container, so that the volume remains, which here has the pod's lifetime."""
     with load(installed) as written:
         installed.cluster.kubectl("exec", "deployment/postgres", HERE, "--", "sh", "-c", "kill -QUIT 1")
         installed.cluster.kubectl("rollout", "status", "deployment/postgres", HERE, READY_WITHIN)

@@ -1,4 +1,4 @@
-"""`kubectl apply -k deploy/kubernetes/overlays/small`: all of it in one pod."""
+"""`kubectl apply -k deploy/kubernetes/overlays/small`: everything in one pod."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.install_slow]
 
 @pytest.fixture
 def small(cluster: Cluster, tmp_path: Path) -> Iterator[DemoInstallation]:
-    """One pod, with PostgreSQL and object store outside of the cluster."""
+    """Start one pod, with PostgreSQL and object store outside of the cluster."""
     s3, postgres = cluster.s3, cluster.postgres
     keys = {
         "database-url": postgres.create_database(f"small_{uuid4().hex[:6]}"),

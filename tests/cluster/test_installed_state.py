@@ -1,4 +1,4 @@
-"""State of an installation with external PostgreSQL and S3 outlives the installation, and an upgrade of it.
+"""State in external PostgreSQL and S3 survives reinstallation and an upgrade.
 
 The state is made by the first commit that could be installed, and used by this one.
 """
@@ -37,7 +37,7 @@ JOBS = ("completed", "failed", "cancelled")
 
 @dataclass(frozen=True)
 class Used:
-    """An installation that has a served model, what its API said of it, and the request that trained the model."""
+    """An installation with a served model, its API's responses, and the model's training request."""
 
     installation: ExternalInstallation
     facts: dict[str, Any]
@@ -59,7 +59,7 @@ def used(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def check_out(commit: str, folder: Path) -> Path:
-    """The files of a commit, which know what they are."""
+    """Check out the files of a commit, which identify it."""
     done = subprocess.run(["git", "-C", ROOT, "archive", commit], capture_output=True, check=False)
     assert done.returncode == 0, f"no history here, such as in a shallow clone: {done.stderr.decode()}"
     with tarfile.open(fileobj=io.BytesIO(done.stdout)) as tar:
@@ -69,7 +69,10 @@ def check_out(commit: str, folder: Path) -> Path:
 
 
 def read_facts(http: httpx.Client) -> dict[str, Any]:
-    """What must stay as it is: jobs, datasets, versions, and the metrics, parameters and objects of runs."""
+    """Read what must not change: jobs, datasets, versions, and contents of runs.
+
+    The latter are metrics, parameters and objects.
+    """
 
     def get(path: str) -> Any:
         return http.get(path).raise_for_status().json()
@@ -86,7 +89,10 @@ def read_facts(http: httpx.Client) -> dict[str, Any]:
 
 
 def check_use(used: Used, http: httpx.Client) -> None:
-    """Everything is there, the model is proved again from its files, and the engine answers without a further word."""
+    """Assert that nothing is lost, the model is proved again, and the engine responds.
+
+    The proof reads the model's files, and the engine needs no command.
+    """
     facts = read_facts(http)
     assert facts["jobs"].items() >= used.facts["jobs"].items() and facts["runs"].items() >= used.facts["runs"].items()
     assert {key: facts[key] for key in ("datasets", "version")} == {key: used.facts[key] for key in ("datasets", "version")}

@@ -1,4 +1,4 @@
-"""Rendered objects on a real API server: accepted as they are, queued by Kueue, and restarted by what exit codes mean."""
+"""Rendered objects on a real API server: accepted, queued by Kueue, restarted by exit code."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SECONDS = 120.0
 
 @pytest.fixture(scope="module")
 def scheduler(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scheduler]:
-    """Settings of a namespace with a queue of two GPUs, all of it rendered and applied."""
+    """Return the settings of a namespace and a queue of two GPUs, which are applied."""
     found = Scheduler(
         namespace=NAME,
         queue=NAME,
@@ -65,7 +65,7 @@ def api(scheduler: Scheduler) -> Api:
 @pytest.mark.parametrize("backend", ["kueue", "indexed_job"])
 @pytest.mark.parametrize("name", JOBS)
 def test_api_server_accepts_objects_children_and_pods(api: Api, scheduler: Scheduler, name: str, backend: Any) -> None:
-    """With all webhooks and the restricted Pod Security profile; JobSet's children and their pods, too."""
+    """With all webhooks and the restricted Pod Security profile; includes JobSet's children and their pods."""
     objects = render(JOBS[name], scheduler.model_copy(update={"gang_backend": backend}), generation=2)
     for item in objects:
         api.create(item, dry_run=True)
@@ -108,7 +108,7 @@ def test_service_account_may_do_what_its_roles_grant_and_no_more(cluster: Cluste
 
 
 class Gang:
-    """A job's objects in the cluster, whose pods run a shell command in the place of the launcher."""
+    """A job's objects, whose pods run a shell command instead of the launcher."""
 
     def __init__(self, api: Api, scheduler: Scheduler, job: Job, script: str) -> None:
         self._api = api
@@ -125,12 +125,12 @@ class Gang:
 
     @property
     def restarts(self) -> tuple[int, int]:
-        """All of them, and those that count."""
+        """All restarts, and those that count towards the maximum."""
         status = self.job_set.get("status", {})
         return status.get("restarts", 0), status.get("restartsCountTowardsMax", 0)
 
     def conditions(self) -> dict[str, str]:
-        """Those that hold, of the JobSet and of its Workload, with their messages."""
+        """Return the conditions that hold for JobSet and Workload, with their messages."""
         items = self._api.request("GET", f"/apis/kueue.x-k8s.io/v1beta2/namespaces/{NAME}/workloads")["items"]
         uid = self.job_set["metadata"]["uid"]
         own = [item for item in items if item["metadata"]["ownerReferences"][0]["uid"] == uid]

@@ -1,4 +1,7 @@
-"""Objects of pods on the real cluster: no store key in the pod, signatures enforced by the S3 server."""
+"""Objects of pods on the real cluster: pods have no store key.
+
+The S3 server enforces signatures.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,10 @@ print(json.dumps({"digest": made.digest, "fetched": store.sha256(place + "/weigh
 
 @pytest.fixture(scope="module")
 def server(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """An API that pods reach; their programs sign in with their own tokens, so no sign-in server is needed."""
+    """Start an API that pods reach.
+
+    Programs sign in with their own tokens, so no sign-in server is needed.
+    """
     settings = {
         "HANZO_ML_STORAGE_ENDPOINT": cluster.s3.url,
         "HANZO_ML_STORAGE_ACCESS_KEY": cluster.s3.access_key,
@@ -65,7 +71,7 @@ def server(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture
 def converted(server: ServerProcess) -> Iterator[tuple[Job, str, str, Store]]:
-    """A submitted program, its token, its output, and the store with the server's own keys."""
+    """Submit a program; return it with token, output, and the store with the server's keys."""
     place = f"s3://hanzo-models/{unique('objects')}/merged"
     job = program_job(server, {"merged": place})
     direct = Store(server.settings.store, server.settings.storage.variables)

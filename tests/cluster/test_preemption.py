@@ -1,4 +1,4 @@
-"""Preemption by Kueue: whatever a job is doing, it saves, waits, and goes on where it was, as often as that happens."""
+"""Preempted jobs save, wait and resume where they stopped, in any state and repeatedly."""
 
 import json
 import time
@@ -22,11 +22,11 @@ from tests.cluster.urgent_work import urgent_work
 pytestmark = [pytest.mark.cluster, pytest.mark.cluster_slow]
 
 PREEMPTIONS = 13
-"""As often in a row as a job has been preempted on a spot market."""
+"""The highest number of consecutive preemptions of a job on a spot market."""
 UNSTARTED = 5
-"""The one of them that comes before the program has started again, or as soon as it has."""
+"""The preemption that happens before or as soon as the program has started again."""
 STEPS = 1500
-"""So many that the training is not over before the last of them."""
+"""Enough that the training is not finished before the last preemption."""
 LOW: Any = {"priority": "low"}
 
 
@@ -47,7 +47,7 @@ def trainings(installation: Installation, tmp_path_factory: pytest.TempPathFacto
 def test_repeatedly_preempted_training_is_bit_equal_to_an_undisturbed_one(
     installation: Installation, trainings: Trainings, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Of one process, which starts quickly. A gang is preempted in test_gang, and in test_elastic."""
+    """With one process, which starts quickly. `test_gang` and `test_elastic` cover gangs."""
     recipe = {"distributed": None}
     hardware, schedule = Hardware(gpus=8), Schedule(**LOW, retries=0)
     job = trainings.job("preempted", steps=STEPS, recipe=recipe, hardware=hardware, schedule=schedule)
@@ -77,7 +77,7 @@ def test_repeatedly_preempted_training_is_bit_equal_to_an_undisturbed_one(
 
 
 def count_preemptions(installation: Installation, job: Job) -> int:
-    """By Kueue's own count."""
+    """Return Kueue's own count."""
     evictions = workload_of(installation, job)["status"]["schedulingStats"]["evictions"]
     return sum(each["count"] for each in evictions if each["reason"] == "Preempted")
 
@@ -105,7 +105,7 @@ print("works", flush=True)
 while True:
     time.sleep(1)
 """
-"""It takes its time to save, within its grace period."""
+"""It saves slowly, but within its grace period."""
 
 
 def test_command_that_saves_and_exits_with_zero_on_sigterm_has_not_succeeded(installation: Installation) -> None:
@@ -125,7 +125,10 @@ def test_command_that_saves_and_exits_with_zero_on_sigterm_has_not_succeeded(ins
 
 
 def count_lines(installation: Installation, job: Job, line: str) -> int:
-    """In the log of the first node, of all attempts: it also has the words of the command, in longer lines."""
+    """Count lines in the first node's log of all attempts.
+
+    The log also has the words of the command, in longer lines.
+    """
     return installation.compute.read_log(job, 0).decode(errors="replace").splitlines().count(line)
 
 
@@ -205,7 +208,7 @@ def test_preempted_job_is_admitted_on_another_flavor_without_labels_of_the_first
 
 
 def node_selector(installation: Installation, job: Job) -> dict[str, str]:
-    """Of the pods that the job's JobSet creates now."""
+    """Return the selector of the pods that the job's JobSet creates now."""
     found = installation.cluster.get("jobset", installation.jobs.get(job).name, f"--namespace={installation.name}")
     spec = found["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     return dict(spec.get("nodeSelector", {}))
@@ -260,7 +263,10 @@ KUEUE = "kueue-system"
 
 @pytest.fixture
 def kueue_waits_for_pods(cluster: Cluster) -> Iterator[None]:
-    """Kueue stops a gang that restarts itself and whose pods are not ready again soon; many clusters have it so."""
+    """Have Kueue stop a restarting gang whose pods are not ready again soon.
+
+    Many clusters are configured like this.
+    """
     before = cluster.get("configmap", "kueue-manager-config", f"--namespace={KUEUE}")["data"][CONFIGURATION]
     configure_kueue(cluster, before + PODS_READY)
     try:

@@ -1,4 +1,7 @@
-"""A dataset prepared by several pods that share nothing but the object store: the bytes that one process makes."""
+"""A dataset prepared by several pods has the same bytes as one prepared locally.
+
+They share nothing but the object store.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +26,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.cluster_slow]
 
 WORKERS = 3
 SHARDS = 9
-"""Files of the dataset: each is a unit of work of its own, however small."""
+"""Files of the dataset: each is a separate unit of work, however small."""
 PARAMETERS = {"filter": {"language": "en", "near_dedup": {"threshold": 0.9}}, "augment": {"oversample_minority": True}}
 """Without a tokenizer, which pods could not load from here."""
 
@@ -85,7 +88,7 @@ def publish_shards(folder: Path, store: Store, uri: str) -> Artifact:
 
 
 def kill_pod(installation: Installation, job: Job, rank: int) -> None:
-    """Without a grace period, and all at once: it is not asked to stop."""
+    """Delete a pod without a grace period: it is not asked to stop."""
     name = pods_of(installation, job)[rank]["metadata"]["name"]
     assert f"-{rank}-" in name
     installation.cluster.kubectl(
@@ -94,7 +97,7 @@ def kill_pod(installation: Installation, job: Job, rank: int) -> None:
 
 
 def read_files(result: Result, store: Store) -> dict[str, str]:
-    """SHA-256 of every file that came out, by role and path."""
+    """Return the SHA-256 of every output file, by role and path."""
     return {
         f"{role}/{file.path}": file.sha256
         for role, artifact in result.artifacts.items()

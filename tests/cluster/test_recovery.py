@@ -1,6 +1,7 @@
-"""Faults during a training, one after another: it ends with the weights, losses and metrics of one that nobody disturbed.
+"""Consecutive faults during a training: its results equal an undisturbed one's.
 
-Prints how long each fault took from training. Nothing is computed twice but the steps that the newest checkpoint lacks.
+Compares weights, losses and metrics, and prints how long each fault interrupted training. Only steps that the newest
+checkpoint lacks are computed twice.
 """
 
 import os
@@ -49,11 +50,10 @@ RECIPE = {
 }
 WHOLE_NODE = Hardware(gpus=8)
 SLOW, SLOWER = 0.1, 0.03
-"""Cores of a pod between two faults, and while they come one after another: a step takes 30 ms of a core's time, and the
-training must not be over before the last fault.
-"""
+"""Cores of a pod between two faults, and during consecutive faults: a step takes 30 ms of a core's time, and the training
+must not end before the last fault."""
 GRACE = "30s"
-"""A pod that hangs holds up the next attempt for so long."""
+"""Delay of the next attempt by a pod that hangs."""
 GANG_ENDS_WITHIN = 60.0
 RECOVERS_WITHIN = 300.0
 
@@ -103,7 +103,8 @@ def undisturbed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> T
 class DisturbedTraining:
     """A training of two nodes to which faults happen.
 
-    `resumed` is the newest complete checkpoint when an attempt began, by its number; `pod_0` the first pod as it started.
+    `resumed` is the newest complete checkpoint when an attempt began, by its number; `pod_0` the first pod as it
+    started.
     """
 
     installation: Installation
@@ -137,7 +138,7 @@ class DisturbedTraining:
         return [pod for pod in pods_of(self.installation, self.job) if "deletionTimestamp" not in pod["metadata"]]
 
     def pod(self, rank: int) -> dict[str, Any]:
-        """The pod of a node rank."""
+        """Return the pod of a node rank."""
         (found,) = (pod for pod in self.pods() if pod["metadata"]["annotations"][RANK_ANNOTATION] == str(rank))
         return found
 
@@ -160,7 +161,10 @@ class DisturbedTraining:
         self.installation.wait_for_step(self.job, self.step + 1)
 
     def logged_step(self) -> int:
-        """The last step in the output of the first pod, where its node keeps it: it needs no server."""
+        """Return the last step in the first pod's output.
+
+        Reads it where its node keeps it, which needs no server.
+        """
         uid, node = self.pod_0["metadata"]["uid"], self.installation.cluster.nodes[self.pod_0["spec"]["nodeName"]]
         (log,) = (node.folder / "pod-logs").glob(f"*_{uid}/*/0.log")
         return max(int(step) for step in re.findall(r"step (\d+)/\d+ loss", log.read_text()))
@@ -168,7 +172,10 @@ class DisturbedTraining:
     def endure(
         self, fault: str, kill: Callable[[], object], restart: Callable[[], object], is_ready: Callable[[], bool]
     ) -> None:
-        """A fault during which the training goes on. `restart` is what a machine's service manager would do."""
+        """Cause a fault during which the training continues.
+
+        `restart` is what a machine's service manager would do.
+        """
         step = self.logged_step()
         kill()
         wait_until(lambda: self.logged_step() > step + 1, RECOVERS_WITHIN, lambda: f"it stopped with: {fault}")
@@ -181,7 +188,7 @@ class DisturbedTraining:
         self.recoveries.add(fault, None, f"training went on; ready {ready:.0f} s after its start")
 
     def recover(self, fault: str, kill: Callable[[], object], ends_within: float = RECOVERS_WITHIN) -> Attempt:
-        """A fault that ends the attempt, and the one that follows. Returns the one that ended."""
+        """Cause a fault that ends the attempt, and return it once the next runs."""
         number, last = len(self.attempts), self.installation.describe
         saved = self.newest_checkpoint()
         wait_until(lambda: self.newest_checkpoint() > saved, RECOVERS_WITHIN, lambda: last(self.job))
@@ -198,19 +205,22 @@ class DisturbedTraining:
         attempt = self.attempts[number - 1]
         self.recoveries.add(fault, seconds, f"gang ended after {ended:.0f} s")
         assert len(self.attempts) == number + 1, last(self.job)
-        # Before the next fault, which may take the last seconds of the log with it.
+        # Before the next fault, which may lose the last seconds of the log.
         wait_until(lambda: bool(self.computed_steps(number + 1)), RECOVERS_WITHIN, lambda: last(self.job))
         return attempt
 
     def finish(self) -> Trained:
-        """Let it end, at full speed."""
+        """Let the training end at full speed; return its results."""
         self.limit_cpu(2)
         self.installation.wait_for(self.job, Phase.SUCCEEDED)
         wait_until(lambda: not pods_of(self.installation, self.job), 120, lambda: "its pods are not deleted")
         return self.trainings.trained(self.job)
 
     def history(self, metric: str) -> dict[int, float]:
-        """All values of a metric by step, as the API gives them. Each step must be there once."""
+        """Return all values of a metric by step, as the API gives them.
+
+        Each step must exist once.
+        """
         assert self.job.tracking is not None
         query = {"run_id": self.job.tracking.run_id, "metric_key": metric}
         token = ClusterCredentials(self.installation.database).issue(self.job)[TOKEN_VARIABLE]
@@ -221,7 +231,10 @@ class DisturbedTraining:
         return dict(points)
 
     def computed_steps(self, attempt: int) -> list[int]:
-        """The steps that an attempt computed, by its log. Of a pod that was killed the log lacks the last seconds."""
+        """Return the steps that an attempt computed, by its log.
+
+        The log of a killed pod lacks the last seconds.
+        """
         folder = uris.node_log(self.job.id, self.job.program, attempt, 0)
         store = self.installation.store
         log = b"".join(store.get_bytes(uri) for uri in sorted(store.list(folder))).decode()

@@ -1,4 +1,4 @@
-"""Mistakes of users and operators that a cluster would keep to itself: each is named where people look for it."""
+"""Errors of users and operators that a cluster would hide are shown to them."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -67,7 +67,7 @@ def test_wrong_object_store_keys_fail_the_job_with_the_settings_named(installati
         job = submit(installation, GREET, schedule={"retries": 0})
         ended = installation.wait_for(
             job, Phase.FAILED, within=150
-        )  # requests to a store that is away are repeated for 180 s
+        )  # requests to an unavailable store are retried for 180 s
         assert ended.reason is ExitReason.STORAGE_DENIED
         assert "storage.access_key" in ended.detail and "storage.secret_key" in ended.detail
     finally:

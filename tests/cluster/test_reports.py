@@ -1,4 +1,7 @@
-"""Faults that users of other systems reported: pods deleted while they wait, volumes that hold a pod, and broken watches."""
+"""Faults reported by users of other systems.
+
+These are pods deleted while they wait, volumes that hold a pod, and broken watches.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +32,7 @@ def proxy(cluster: Cluster) -> Iterator[ApiServerProxy]:
 def installation(
     cluster: Cluster, proxy: ApiServerProxy, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Installation]:
-    """Its controller reaches the API server through the proxy."""
+    """Start an installation whose controller reaches the API server through the proxy."""
     folder = tmp_path_factory.mktemp("installation")
     kubeconfig = folder / "proxy.kubeconfig"
     proxy.write_kubeconfig(kubeconfig)
@@ -93,7 +96,7 @@ def test_silent_watches_are_noticed(installation: Installation, proxy: ApiServer
 
 
 def break_watches(installation: Installation, proxy: ApiServerProxy, faults: set[str], times: int) -> None:
-    """Until so many requests met a fault. A watch that is silent by then stays so."""
+    """Wait until so many requests failed; a watch silent by then stays silent."""
     wanted, proxy.faults = proxy.faults_served + times, frozenset(faults)
     try:
         wait_until(lambda: proxy.faults_served >= wanted, 90, lambda: installation.log("controller"))

@@ -1,4 +1,7 @@
-"""The specification's job file, 4 nodes x 8 GPUs: created as `--dry-run` prints it, on fake nodes and on real ones."""
+"""The specification's job file, 4 nodes x 8 GPUs, is created as `--dry-run` prints it.
+
+It runs on fake nodes and on real ones.
+"""
 
 import json
 import subprocess
@@ -34,14 +37,14 @@ TRAIN = Path(__file__).with_name("specification_train.py")
 NODES, RANKS = 4, 32
 IMAGE = "docker.io/hanzoai/ml-pytorch:2.3-cuda12.4"
 QUOTA = {"gpus": RANKS, "cpu": NODES * 64, "memory": "2Ti"}
-"""What the job asks for, unchanged."""
+"""The job's requests, unchanged."""
 KINDS = {"ConfigMap": "configmap", "Secret": "secret", "JobSet": "jobset"}
 ROWS = [{"input": number / 64, "answer": 3 * number / 64} for number in range(64)]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The user's: a job file and what it runs."""
+    """Create the user's folder: a job file and what it runs."""
     (tmp_path / "job.yaml").write_text(SPECIFICATION)
     (tmp_path / "train.py").write_text(TRAIN.read_text())
     return tmp_path
@@ -51,7 +54,7 @@ def folder(tmp_path: Path) -> Path:
 def test_dry_run_prints_what_is_created_and_the_gang_runs_on_fake_nodes(
     cluster: Cluster, folder: Path, tmp_path: Path
 ) -> None:
-    # Real GPU nodes carry this taint; the test cluster's have too few processors for this job.
+    # Real GPU nodes carry this taint; those of the test cluster have too few processors for this job.
     cluster.add_fake_nodes(NODES, run_seconds=20, taint=GPU)
     try:
         scheduler = {"capacity": {GPU_TYPE: QUOTA}, "volumes": [], "user_commands": True}
@@ -75,7 +78,7 @@ def test_dry_run_prints_what_is_created_and_the_gang_runs_on_fake_nodes(
 
 @pytest.fixture(scope="module")
 def installation(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    """With four real nodes that have the specification's image: the image of jobs under its name."""
+    """Start four real nodes that have the image of jobs under the specification's name."""
     cluster.require_nodes(NODES)
     for node in cluster.nodes.values():
         node.tag_image(JOB_IMAGE, IMAGE)
@@ -86,7 +89,7 @@ def installation(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.mark.requirement("G2", "G7", "H2", "H8")
 def test_job_runs_on_four_nodes_with_eight_ranks_each(installation: Installation, folder: Path) -> None:
     document = yaml.safe_load(SPECIFICATION)
-    document["resources"] |= {"cpu": 1, "memory": "4Gi"}  # all that this machine has less of
+    document["resources"] |= {"cpu": 1, "memory": "4Gi"}  # all resources of which this machine has less
     (folder / "job.yaml").write_text(yaml.safe_dump(document))
     create_dataset(installation)
     job = submit(installation, folder)
@@ -105,7 +108,7 @@ def test_job_runs_on_four_nodes_with_eight_ranks_each(installation: Installation
 
 
 def create_dataset(installation: Installation) -> None:
-    """Version 7 of the dataset that the job file names."""
+    """Create version 7 of the dataset that the job file names."""
     records = "".join(f"{json.dumps(row)}\n" for row in ROWS).encode()
     folder = installation.home / "finance-corpus-v3"
     folder.mkdir()
@@ -145,7 +148,7 @@ def dry_run(installation: Installation, folder: Path) -> str:
 
 
 def submit(installation: Installation, folder: Path) -> Job:
-    """As API and sensor do."""
+    """Submit as API and sensor do."""
     document = yaml.safe_load((folder / "job.yaml").read_text())
     asked = CommandJob.model_validate({**document, "files": {"train.py": (folder / "train.py").read_text()}})
     record = submit_command(installation.database, installation.store, asked, "tester", "default")
@@ -161,13 +164,16 @@ def submit(installation: Installation, folder: Path) -> Job:
 
 
 def as_submitted(printed: str, job: Job) -> list[dict[str, Any]]:
-    """The printed objects with what is known at the submission alone: the job's id, and the digest that follows from it."""
+    """Return the printed objects with what is known only at submission.
+
+    That is the job's id, and the digest that follows from it.
+    """
     digest = next(yaml.safe_load_all(printed))["metadata"]["annotations"]["ml.hanzo.ai/work-digest"]
     text = printed.replace(UNSUBMITTED, job.id).replace(digest, job.work_digest)
     items = list(yaml.safe_load_all(text))
     for item in items:
         item.pop("stringData", None)  # the token is made at the submission
-        item.get("spec", {}).pop("suspend", None)  # Kueue's, from the submission on
+        item.get("spec", {}).pop("suspend", None)  # set by Kueue from the submission on
     return items
 
 
@@ -181,7 +187,10 @@ def running(installation: Installation, job: Job) -> list[dict[str, Any]]:
 
 
 def assert_contains(found: Any, expected: Any, place: str) -> None:
-    """That an object is what was printed: the API server and the controllers only add to it."""
+    """Assert that an object contains what was printed.
+
+    API server and controllers only add to it.
+    """
     if isinstance(expected, Mapping):
         assert expected.keys() <= found.keys(), (place, expected.keys() - found.keys())
         for key, value in expected.items():
@@ -195,7 +204,7 @@ def assert_contains(found: Any, expected: Any, place: str) -> None:
 
 
 def train_alone() -> float:
-    """The weight that all ranks together come to."""
+    """Return the weight that all ranks together compute."""
     weight = 0.0
     for _ in range(5):
         weight -= 0.1 * sum(2 * (weight * row["input"] - row["answer"]) * row["input"] for row in ROWS) / len(ROWS)

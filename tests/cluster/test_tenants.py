@@ -1,4 +1,4 @@
-"""Two organizations on one cluster: neither reaches what is the other's, by the network, the API or the object store."""
+"""Two organizations on one cluster are isolated in network, API and object store."""
 
 import json
 from collections.abc import Iterator
@@ -56,7 +56,7 @@ def house(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture(scope="module")
 def waiting(house: TenantInstallation) -> JobRef:
-    """A job of an organization that was not prepared."""
+    """Submit a job of an organization that was not prepared."""
     return house.submit(ACME, SHOW_ENVIRONMENT + f"print({SECRET_OF_ACME!r})")
 
 
@@ -150,7 +150,7 @@ def test_jobs_of_both_organizations_run(prepared: TenantInstallation) -> None:
 
 
 def requests_about(job: str) -> list[tuple[str, str, dict[str, Any]]]:
-    """What somebody may ask about a job and its run, over all routes that name one."""
+    """Return requests about a job and its run, over all routes that name one."""
     run = {"run_id": job}
     objects = f"/v1/jobs/{job}/programs/command/objects"
     return [

@@ -1,4 +1,4 @@
-"""Training jobs of one tiny model, on the test cluster or here, and what they came to, to the last bit."""
+"""Training jobs of one tiny model, on the test cluster or locally, with exact results."""
 
 import os
 import signal
@@ -58,14 +58,14 @@ class Trained:
 
 @dataclass(frozen=True)
 class Trainings:
-    """Makes training jobs on the cluster."""
+    """Creates training jobs on the cluster."""
 
     installation: Installation
     place: Place
 
     @classmethod
     def in_folder(cls, installation: Installation, folder: Path) -> "Trainings":
-        """With the model and the splits in the installation's store."""
+        """Store the model and the splits of a folder in the installation's store."""
         place = Place(folder, installation.store)
         resolve_base_model(place.recipe.base_model, installation.store, folder)
         return cls(installation, place)
@@ -79,7 +79,10 @@ class Trainings:
         recipe: dict[str, Any] | None = None,
         **changed: Any,
     ) -> Job:
-        """A job with a run, not submitted yet. `recipe` changes the recipe, `changed` the job."""
+        """Create a job with a run, not submitted yet.
+
+        `recipe` changes the recipe, `changed` the job.
+        """
         shape = {"strategy": "fsdp", "num_nodes": nodes, "gpus_per_node": processes // nodes, "backend": "gloo"}
         record = Jobs(self.installation.database).submit(
             name=name, config={"model": name}, user="tester", organization="default", status="running"
@@ -97,7 +100,7 @@ class Trainings:
 
 
 def train_locally(folder: Path, recipe: dict[str, Any] | None = None) -> Trained:
-    """The same training by two processes of this machine, which nobody disturbs."""
+    """Run the same training undisturbed, by two processes of this machine."""
     for name in ("local", "server"):
         (folder / name).mkdir()
     place = Place(folder / "local")
@@ -139,9 +142,9 @@ def nodes_of(installation: Installation, job: Job) -> list[str]:
 
 
 def find_process(installation: Installation, job: Job, program: str, **variables: str) -> int:
-    """The process of a job's pods that runs a Python module with these variables, as the machine sees it.
+    """Find the process of a job's pods that runs a module with these variables.
 
-    `recipes.train` is a rank, `recipes.launcher` the first process of a pod.
+    Returns its id on this machine. `recipes.train` is a rank, `recipes.launcher` the first process of a pod.
     """
     pods = f"POD_NAME={installation.jobs.get(job).name}".encode()  # the beginning of their names
     wanted = {f"{name}={value}".encode() for name, value in variables.items()}

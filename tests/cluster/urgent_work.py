@@ -1,4 +1,7 @@
-"""Work that is more urgent than any job: a plain Job behind the installation's queue, which makes Kueue preempt."""
+"""Work more urgent than any job, which makes Kueue preempt.
+
+It is a plain Job behind the installation's queue.
+"""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,7 +25,10 @@ SECURITY = {
 def urgent_work(
     installation: Installation, gpus: int = 8, pods: int = 1, node_labels: Mapping[str, str] | None = None
 ) -> Iterator[str]:
-    """Holds so many GPUs in each pod until the block ends, once Kueue has made room for it. Its name."""
+    """Hold so many GPUs in each pod until the block ends; yield the work's name.
+
+    Kueue first makes room for it.
+    """
     name = f"urgent-{uuid4().hex[:8]}"
     installation.cluster.apply(urgent_job(installation, name, gpus, pods, node_labels or {}))
     try:

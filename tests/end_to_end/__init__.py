@@ -1,1 +1,1 @@
-"""The whole chain, through the real daemon, sensors, engine and API, on a model that trains in seconds."""
+"""The whole chain with real daemon, sensors, engine and API, on a tiny model."""

@@ -1,4 +1,7 @@
-"""One stack and one trained, evaluated and exported baseline for all tests of the chain: starting them costs most."""
+"""One stack and one complete baseline for all tests of the chain.
+
+Starting, training, evaluating and exporting take most of the time.
+"""
 
 import json
 import os
@@ -20,7 +23,7 @@ RECORDS = 600
 
 @dataclass(frozen=True)
 class Baseline:
-    """An uninterrupted run: what every interrupted one must equal."""
+    """An uninterrupted run: every interrupted one must equal it."""
 
     job: str
     losses: list[tuple[int, float]]
@@ -55,7 +58,10 @@ def raw_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def parameters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A recipe for a tiny random model, with dropout on, so that random states matter; a step takes up to a second."""
+    """Return a recipe for a tiny random model, whose steps take up to a second.
+
+    Dropout is on, so that random states matter.
+    """
     folder = make_tiny_model(tmp_path_factory.mktemp("tiny"))
     return {
         "base_model": {"uri": folder.as_uri(), "sha256": hash_model_folder(folder)},
@@ -68,7 +74,8 @@ def parameters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "sequence_length": 256,
         "max_steps": STEPS,
         "eval_steps": STEPS // 2,
-        # Two threads that wait for one another, beside all that works for the stack, took four times a step's time.
+        # On a machine that runs the whole stack, two threads that wait for each other made a step four times
+        # slower.
         "hardware": {"cpu": 1, "memory": "4Gi"},
         "checkpoint": {"interval": "1h", "interval_steps": 4, "keep_last": 3},
     }
@@ -82,7 +89,7 @@ def dataset(stack: LocalStack, raw_data: Path) -> str:
 
 @pytest.fixture(scope="session")
 def baseline(stack: LocalStack, dataset: str, parameters: dict[str, Any]) -> Baseline:
-    """Trained by the sensor, evaluated and exported by the sensor; nobody touched it."""
+    """Train, evaluate and export by sensors alone."""
     job = stack.submit("doors", dataset, parameters)
     stack.wait_for("job.completed", job)
     stack.wait_for("model.exported", "doors")

@@ -1,4 +1,4 @@
-"""A stack of its own for tests: own state folder, own ports, driven by the command line as a user would."""
+"""A stack with its own state folder and ports, driven by the command line."""
 
 import json
 import os
@@ -34,9 +34,9 @@ T = TypeVar("T")
 
 
 def wait_until(what: str, look: Callable[[], T | None], seconds: float = LIMIT_SECONDS, every: float = 0.25) -> T:
-    """The first answer of `look` that is true. Fails, saying what it waited for, when none comes.
+    """Return the first true result of `look`; fail with what it waited for.
 
-    Who looks takes from the stack the processors that it works with: ten times a second it was a third of one.
+    Polling takes processor time from the stack: ten times a second used a third of a core.
     """
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -47,7 +47,7 @@ def wait_until(what: str, look: Callable[[], T | None], seconds: float = LIMIT_S
 
 
 def is_pending(pid: int, number: signal.Signals) -> bool:
-    """Whether a process that stands still has got a signal that it has not heard yet."""
+    """Whether a stopped process has a pending signal."""
     (mask,) = re.findall(r"^ShdPnd:\s*([0-9a-f]+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     return bool(int(mask, 16) >> (number - 1) & 1)
 
@@ -57,11 +57,11 @@ class LocalStack:
     home: Path
     ports: dict[str, int] = field(default_factory=lambda: {variable: free_port() for variable in PORTS})
     http: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=60, trust_env=False))
-    """One for all calls: a new one reads all certificates first."""
+    """One for all calls: a new one first reads all certificates."""
     settings: dict[str, str] = field(default_factory=dict)
-    """Variables beside those of its ports."""
+    """Environment variables in addition to those of its ports."""
     store: Path | None = None
-    """The object store, where it is not in the state folder."""
+    """The object store, if it is outside of the state folder."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -99,7 +99,7 @@ class LocalStack:
         return str(json.loads(self.hanzo_ml("job", "submit", "--config", str(config), "--json").stdout)["id"])
 
     def wait_for_step(self, job: str, step: int) -> None:
-        """Until the trainer has done `step`."""
+        """Wait until the trainer has completed `step`."""
         log = self.home / "jobs" / job / "train" / "log.txt"
 
         def reached() -> bool:
@@ -114,7 +114,7 @@ class LocalStack:
         wait_until(f"step {step} of {job}", reached, every=0.03)
 
     def wait_for_step_after(self, job: str, line: str, step: int) -> None:
-        """Until the trainer has done `step` after the last such line of its log."""
+        """Wait until the trainer has completed `step` after the last such line of its log."""
         log = self.trainer(job) / "log.txt"
 
         def reached() -> bool:
@@ -124,12 +124,15 @@ class LocalStack:
         wait_until(f"step {step} of {job} after '{line}'", reached, every=0.03)
 
     def wait_until_it_has_ended(self, job: str) -> None:
-        """Until nothing works for a cancelled job any more: its program has saved a checkpoint."""
+        """Wait until a cancelled job's processes have ended, with a checkpoint saved."""
         wait_until(f"the end of {job}", lambda: not is_running(self.trainer(job)))
 
     @contextmanager
     def standing_still(self, job: str) -> Iterator[int]:
-        """The trainer does nothing meanwhile: a fast machine would end the training. Yields its process id."""
+        """Stop the trainer during the block, as a fast machine would finish training.
+
+        Yields its process id.
+        """
         trainer = self.pid(self.trainer(job))
         os.kill(trainer, signal.SIGSTOP)
         try:
@@ -140,7 +143,10 @@ class LocalStack:
 
     @contextmanager
     def standing_still_until_told_to_end(self, job: str) -> Iterator[None]:
-        """The trainer does nothing until it has the SIGTERM of what is done meanwhile: no step can come before it."""
+        """Stop the trainer until it has received the SIGTERM of what happens in the block.
+
+        No step can complete before that.
+        """
         with self.standing_still(job) as trainer:
             yield
             wait_until(f"SIGTERM to the trainer of {job}", lambda: is_pending(trainer, signal.SIGTERM))
@@ -155,7 +161,7 @@ class LocalStack:
         return self.home / "services" / name
 
     def processes(self) -> list[psutil.Process]:
-        """Every process that works for the stack, also those that its services have started themselves."""
+        """List every process of the stack, also those that its services have started themselves."""
 
         def works_for_it(process: psutil.Process) -> bool:
             try:
@@ -166,11 +172,14 @@ class LocalStack:
         return [process for process in psutil.process_iter() if works_for_it(process)]
 
     def run_workers(self) -> list[Path]:
-        """The folders of the run workers that are alive."""
+        """List the folders of the live run workers."""
         return [path for path in (self.home / "run-workers").iterdir() if is_running(path)]
 
     def run_worker(self, job: str) -> Path:
-        """The folder of the one that works for a job. Others may be alive: of what came of the jobs before."""
+        """Return the folder of the job's run worker.
+
+        Others may be alive: those of follow-up runs of earlier jobs.
+        """
         query = "query($tags: [ExecutionTag!]) { runsOrError(filter: {tags: $tags}) { ... on Runs { results { runId } } } }"
         body = {"query": query, "variables": {"tags": [{"key": "dagster/partition", "value": job}]}}
         answer = self.http.post(self.url("HANZO_ML_DAGSTER_PORT") + "/graphql", json=body).json()
@@ -179,19 +188,19 @@ class LocalStack:
         return worker
 
     def losses(self, job: str) -> list[tuple[int, float]]:
-        """Every training loss that the tracker has, doubles included."""
+        """Return every training loss that the tracker has, duplicates included."""
         params = {"run_id": job, "metric_key": "train/loss", "max_results": 25000}
         points = self.get("/api/2.0/mlflow/metrics/get-history", **params)["metrics"]
         return sorted((int(point["step"]), float(point["value"])) for point in points)
 
     def adapter_sha256(self, job: str) -> str:
-        """Hash of the final adapter's weights."""
+        """Return the hash of the final adapter's weights."""
         uri = self.get(f"/v1/jobs/{job}")["artifacts"]["adapter"]["uri"]
         files = json.loads((self.path(uri) / "manifest.json").read_text())["files"]
         return str(next(file["sha256"] for file in files if file["path"] == "adapter_model.safetensors"))
 
     def path(self, uri: str) -> Path:
-        """Where a logical folder lies."""
+        """Return the path of a logical folder."""
         bucket, _, key = uri.removeprefix("s3://").partition("/")
         buckets = {"datasets": "hanzo-ml-datasets", "checkpoints": "hanzo-ml-checkpoints", "runs": "hanzo-ml-checkpoints"}
         name = buckets[key.split("/")[0]] if bucket == "hanzo-ml" else bucket

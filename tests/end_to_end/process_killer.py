@@ -1,4 +1,4 @@
-"""A stack whose processes die at random, whichever they are, and that somebody starts again all the time."""
+"""Kill random processes of a stack while another thread restarts it."""
 
 import random
 import threading
@@ -11,14 +11,17 @@ import psutil
 from tests.end_to_end.local_stack import LocalStack
 
 PAUSE_SECONDS = (8.0, 20.0)
-"""Between rounds: less, and the stack hardly comes up in between."""
+"""Between rounds: with less the stack hardly starts in between."""
 UP_SECONDS = 20.0
-"""Between two calls of `up` where nobody was killed: less, and they take from the machine what the stack works with."""
+"""Between two calls of `up` without a kill: with less they take processor time from the stack."""
 
 
 @contextmanager
 def dying(stack: LocalStack, chance: random.Random, killed: list[str], rounds: int) -> Iterator[None]:
-    """In each round, one process of the stack is killed, or a few together, or all. `killed` gets their command lines."""
+    """Kill one process of the stack, a few, or all in each round.
+
+    `killed` gets their command lines.
+    """
 
     def kill_at_random(over: threading.Event) -> None:
         for _ in range(rounds):
@@ -36,7 +39,10 @@ def dying(stack: LocalStack, chance: random.Random, killed: list[str], rounds: i
 
 @contextmanager
 def coming_up(stack: LocalStack, killed: list[str]) -> Iterator[None]:
-    """Somebody calls `up` whenever one was killed, until it succeeds: it may fail where what it starts is killed too."""
+    """Call `up` after each kill until it succeeds.
+
+    It may fail when a process that it starts is killed too.
+    """
 
     def up(over: threading.Event) -> None:
         mended, called = -1, time.monotonic()
@@ -54,7 +60,7 @@ def coming_up(stack: LocalStack, killed: list[str]) -> Iterator[None]:
 
 @contextmanager
 def beside(work: Callable[[threading.Event], None]) -> Iterator[None]:
-    """Run `work` in a thread, which is to end soon after its event is set."""
+    """Run `work` in a thread, which ends soon after its event is set."""
     over = threading.Event()
     thread = threading.Thread(target=work, args=(over,))
     thread.start()

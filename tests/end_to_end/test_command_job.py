@@ -1,4 +1,4 @@
-"""A script of the user's own on a running stack: submitted with the command line, started by the sensor, followed, ended."""
+"""A user's script on a running stack: submitted, started by the sensor, followed, ended."""
 
 import json
 import os
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 def submit(stack: LocalStack, folder: Path, script: str, **keys: Any) -> str:
-    """The id of a job whose file and script lie beside one another."""
+    """Submit a job whose file and script are in the same folder; return its id."""
     (folder / "train.py").write_text(script)
     config = folder / "job.yaml"
     config.write_text(json.dumps({"name": "mine", "command": ["python", "train.py"], **keys}))
@@ -28,7 +28,7 @@ def log_of(stack: LocalStack, job: str) -> str:
 
 
 def wait_for_line(stack: LocalStack, job: str, line: str, times: int = 1) -> None:
-    """The file itself is looked into: each look of the command line is a process."""
+    """Wait for a line of the log file, without starting a process per poll."""
     file = stack.home / "jobs" / job / "command" / "log.txt"
     wait_until(f"{line} of {job}", lambda: file.is_file() and file.read_text().count(line) >= times)
 

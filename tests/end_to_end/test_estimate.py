@@ -1,4 +1,4 @@
-"""An estimate, held against a run that really happened."""
+"""An estimate compared with a real run."""
 
 import json
 import re
@@ -31,12 +31,12 @@ def test_a_job_is_estimated_from_the_run_of_the_same_job(found: dict[str, Any], 
 def test_estimated_dataset_tokens_match_the_trainers_count(
     stack: LocalStack, baseline: Baseline, found: dict[str, Any]
 ) -> None:
-    """By the same tokenizer and chat template, which the job has put into the store."""
+    """Both use the tokenizer and chat template that the job stored."""
     assert found["dataset"]["source"] == "counted, with the base model's tokenizer"
     log = (stack.trainer(baseline.job) / "log.txt").read_text()
     told = re.findall(r"([\d,]+) records, ([\d,]+) tokens", log)
     records, trained = ([int(number.replace(",", "")) for number in numbers] for numbers in zip(*told, strict=True))
-    # Train and validation are seen by the trainer; the test split has the same kind of records.
+    # The trainer reads train and validation; the test split has the same kind of records.
     whole = sum(trained) / sum(records) * 600
     assert abs(found["dataset"]["count"] / whole - 1) < 0.01
 

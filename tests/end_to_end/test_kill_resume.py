@@ -1,4 +1,4 @@
-"""`kill -9` of anything at random steps, and a broken checkpoint: the run ends as an unharmed one does, bit for bit."""
+"""Runs survive `kill -9` at random steps and a corrupt checkpoint, bit for bit."""
 
 import random
 from pathlib import Path
@@ -11,13 +11,13 @@ from tests.end_to_end.conftest import Baseline, kill
 from tests.end_to_end.local_stack import LocalStack, wait_until
 
 LAST = 20
-"""The step at which the last round begins: there are two checkpoints by then, and it must end before the training does."""
+"""Step of the last round: two checkpoints exist by then, and the round must end before the training."""
 APART = 9
 """Steps between the rounds."""
 
 
 def assert_equals(stack: LocalStack, job: str, baseline: Baseline) -> None:
-    """Every loss is there once, and equal; so are the final weights."""
+    """Assert that losses are complete and equal, without duplicates, and final weights equal."""
     stack.wait_for("job.completed", job)
     assert stack.losses(job) == baseline.losses
     assert stack.adapter_sha256(job) == baseline.adapter_sha256
@@ -30,13 +30,14 @@ def test_training_survives_repeated_kills_and_a_corrupt_checkpoint_bit_for_bit(
     stack: LocalStack, baseline: Baseline, dataset: str, rounds: int
 ) -> None:
     seed = random.randrange(1 << 32)
-    print(f"seed {seed}")  # so that a failure can be had again
+    print(f"seed {seed}")  # to reproduce a failure
     chance = random.Random(seed)
     job = stack.submit(f"doors-killed-{rounds}", dataset, baseline.parameters)
     killed: set[Path] = set()
     for first in range(LAST - (rounds - 1) * APART, LAST + 1, APART):
         stack.wait_for_step(job, first + chance.randrange(4))
-        # Sometimes the trainer goes on alone for a while, sometimes it dies with the worker that could have restarted it.
+        # Sometimes the trainer continues alone for a while, sometimes it dies with the worker that could have
+        # restarted it.
         worker_dies_with_trainer = chance.random() < 0.5
         if not worker_dies_with_trainer:
             kill_run_worker(stack, killed)
@@ -58,7 +59,10 @@ def test_training_survives_repeated_kills_and_a_corrupt_checkpoint_bit_for_bit(
 
 
 def kill_run_worker(stack: LocalStack, killed: set[Path]) -> None:
-    """Kill the run worker that follows the job now; the trainer goes on alone, and a retry has to find it or its result."""
+    """Kill the run worker that follows the job now.
+
+    The trainer continues alone, and a retry has to find it or its result.
+    """
 
     def next_worker() -> Path | None:
         return next((worker for worker in stack.run_workers() if worker not in killed), None)
@@ -69,7 +73,7 @@ def kill_run_worker(stack: LocalStack, killed: set[Path]) -> None:
 
 
 def corrupt_newest_checkpoint(stack: LocalStack, job: str) -> None:
-    """Cut the end of its weights off, here and in the store, where it has arrived there."""
+    """Truncate its weights locally and, if uploaded, in the store."""
     checkpoints = stack.trainer(job) / "checkpoints"
     newest = max((path for path in checkpoints.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
     for folder in (newest, stack.path(f"s3://hanzo-ml/checkpoints/{job}/{newest.name}")):
@@ -81,7 +85,7 @@ def corrupt_newest_checkpoint(stack: LocalStack, job: str) -> None:
 @pytest.mark.slow
 @pytest.mark.long
 def test_up_restores_the_stack_after_the_death_of_any_process(stack: LocalStack) -> None:
-    """Dagster's code server as a proxy went on, and said nothing, without the server that it had started itself."""
+    """Dagster's code server proxy kept running silently without the server that it had started."""
     processes = stack.processes()
     assert len(processes) >= len(list_services(Settings.load(stack.environment)))
     for process in processes:

@@ -1,4 +1,7 @@
-"""The chain with a cluster's database and store: the database is killed, and the pod dies with all that was in it."""
+"""The chain with a cluster's database and store survives losing database and pod.
+
+The pod dies with everything in it.
+"""
 
 import shutil
 import time
@@ -22,7 +25,7 @@ AWAY_SECONDS = 20
 
 @pytest.fixture
 def server() -> Iterator[PostgresServer]:
-    """One of its own, which may be killed."""
+    """Start a separate database server, which may be killed."""
     try:
         own = PostgresServer(fsync=True)
     except NoPostgres as problem:
@@ -42,7 +45,7 @@ def pod(server: PostgresServer, tmp_path: Path) -> Iterator[LocalStack]:
 
 
 def dies(pod: LocalStack) -> None:
-    """Every process at once, and the folder with all locks, logs and jobs."""
+    """Kill every process at once, and delete the folder with all locks, logs and jobs."""
     processes = pod.processes()
     for process in processes:
         kill(process)

@@ -1,4 +1,4 @@
-"""The whole chain while processes of the stack are killed at random, whichever they are: it ends as an unharmed one does."""
+"""The chain under random kills of the stack's processes ends as an undisturbed one."""
 
 import json
 import random
@@ -21,7 +21,7 @@ NAME = "doors-among-kills"
 @pytest.mark.long
 def test_whole_chain_survives_random_kills(stack: LocalStack, baseline: Baseline, raw_data: Path) -> None:
     seed = random.randrange(1 << 32)
-    print(f"seed {seed}")  # so that a failure can be had again
+    print(f"seed {seed}")  # to reproduce a failure
     killed: list[str] = []
     with dying(stack, random.Random(seed), killed, ROUNDS), coming_up(stack, killed):
         made = said(stack, "dataset", "create", "--name", "colours-again", "--path", str(raw_data))
@@ -50,7 +50,7 @@ def said(stack: LocalStack, *command: str) -> dict[str, Any]:
 
 
 def answered(stack: LocalStack, *command: str) -> str:
-    """What a command prints in the end: a user repeats one that failed for want of a server."""
+    """Return a command's output, repeating it as a user does while the server is unavailable."""
 
     def printed() -> str | None:
         done = stack.hanzo_ml(*command, check=False)

@@ -1,4 +1,4 @@
-"""From a file of records to a served model that is proved, and every way in which the chain must say no."""
+"""From a file of records to a served and proved model, with every required refusal."""
 
 import json
 import re
@@ -27,7 +27,7 @@ NAME = "doors"
 
 @pytest.fixture(scope="module")
 def served(stack: LocalStack, baseline: Baseline) -> int:
-    """The baseline's version, promoted by command and deployed by the sensor."""
+    """Return the baseline's version, promoted by command and deployed by the sensor."""
     version = stack.events("model.registered", key=NAME)[0]["payload"]["version"]
     stack.hanzo_ml("model", "promote", "--name", NAME, "--version", str(version), "--stage", "production")
     stack.wait_for("deployment.serving", NAME)
@@ -49,7 +49,7 @@ def test_every_step_of_training_is_tracked_once(baseline: Baseline) -> None:
 
 @pytest.mark.parametrize("program", ["train", "evaluate", "convert"])
 def test_program_log_contains_no_library_warnings(stack: LocalStack, baseline: Baseline, program: str) -> None:
-    """It began with a package to install and an accelerator that was not found, neither of which anybody needed."""
+    """It began with two warnings about an uninstalled package and a missing accelerator."""
     stack.wait_for("model.registered", NAME)
     lines = (stack.home / "jobs" / baseline.job / program / "log.txt").read_text().splitlines()
     assert lines and [line for line in lines if not re.match(r"\d\d:\d\d:\d\d ", line)] == []
@@ -152,7 +152,7 @@ def nodes_of(node: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def flip_bit(file: Path) -> None:
-    """Flip one bit in the middle of a file; once more puts it back."""
+    """Flip one bit in the middle of a file; a second call restores it."""
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
@@ -192,7 +192,10 @@ def test_a_worse_model_is_quarantined_and_not_deployed(
 
 
 def another_version(stack: LocalStack, served: int, run_id: str, folder: Path, ruin: Callable[[Path], None]) -> int:
-    """A version whose file is a copy of the served one, ruined before it was registered, as nobody had noticed."""
+    """Register a version whose file is a corrupted copy of the served one.
+
+    It was corrupted before registration, unnoticed.
+    """
     settings = Settings.load(stack.environment)
     database, store = Database(settings.database_url), Store(settings.store)
     good = next(stack.path(version_of(stack, NAME, served)["artifacts"]["gguf"]["path"]).glob("*.gguf"))
@@ -211,7 +214,10 @@ def another_version(stack: LocalStack, served: int, run_id: str, folder: Path, r
 
 
 def promote_in_vain(stack: LocalStack, served: int, version: int) -> str:
-    """Promote what cannot be served; the previous version goes on. Returns why the deployment failed."""
+    """Promote a version that cannot be served; return why the deployment failed.
+
+    The previous version stays in production.
+    """
     stack.hanzo_ml("model", "promote", "--name", NAME, "--version", str(version), "--stage", "production")
 
     def failed() -> dict[str, Any] | None:
@@ -238,7 +244,7 @@ def test_a_promotion_that_cannot_be_served_leaves_the_previous_version_serving(
 def test_a_version_that_fails_its_smoke_prompts_leaves_the_previous_one_serving(
     stack: LocalStack, served: int, tmp_path: Path
 ) -> None:
-    """Its checksum is right and its file loads; but its weights are not numbers, so that it answers nothing."""
+    """Its checksum matches and its file loads, but its NaN weights generate nothing."""
     version = another_version(stack, served, "no-numbers", tmp_path, ruin=without_numbers)
     assert "smoke prompt" in promote_in_vain(stack, served, version)
 
@@ -299,9 +305,9 @@ def run_count(stack: LocalStack) -> int:
 def click(
     stack: LocalStack, keys: list[list[str]], partition: str | None = None, config: dict[str, Any] | None = None
 ) -> str:
-    """What the Materialize button of the Dagster UI does; returns the status that the run ends with.
+    """Launch as Dagster's Materialize button does; return the final status of the run.
 
-    `config` is what a user writes into the launchpad for the one asset that is selected.
+    `config` is what a user enters into the launchpad for the one asset that is selected.
     """
     found = selector(stack, "")
     tags = [{"key": "dagster/partition", "value": partition}] if partition else []
@@ -351,7 +357,7 @@ def test_materializing_a_finished_checkpoint_changes_nothing(stack: LocalStack, 
 
 
 def add_partition(stack: LocalStack, partition: str) -> None:
-    """What *Add a partition* in the dialog of the Materialize button does."""
+    """Add a partition as the dialog of Dagster's Materialize button does."""
     found = selector(stack, "")
     mutation = """mutation($repository: RepositorySelector!, $key: String!) { addDynamicPartition(
         repositorySelector: $repository, partitionsDefName: "sandbox-runs", partitionKey: $key) { __typename } }"""
@@ -362,7 +368,7 @@ def add_partition(stack: LocalStack, partition: str) -> None:
 
 @pytest.fixture(scope="module")
 def clicked(stack: LocalStack, baseline: Baseline, dataset: str) -> str:
-    """A run of six steps, started by a click with the launchpad's settings."""
+    """Launch a run of six steps with the launchpad's settings."""
     settings = {"name": "clicked", "dataset": dataset, "parameters": baseline.parameters | {"max_steps": 6}}
     add_partition(stack, "by-click")
     assert click(stack, [["models", "sandbox", "checkpoint"]], "by-click", settings) == "SUCCESS"
@@ -374,7 +380,7 @@ def clicked(stack: LocalStack, baseline: Baseline, dataset: str) -> str:
 @pytest.mark.requirement("A2")
 @pytest.mark.slow
 def test_training_and_promotion_launched_in_dagster_are_served(stack: LocalStack, clicked: str) -> None:
-    """Trained and promoted by a click; what lies between and behind is the sensors' work."""
+    """Training and promotion are launched manually; sensors do all other steps."""
     stack.wait_for("model.exported", "clicked")
     assert click(stack, [["models", "sandbox", "promotion"]], clicked) == "SUCCESS"
     stack.wait_for("deployment.serving", "clicked")
@@ -392,7 +398,7 @@ def test_a_finished_run_is_replayed_from_its_record_alone(stack: LocalStack, cli
     assert stack.adapter_sha256(replay) == stack.adapter_sha256(clicked)
     assert stack.losses(replay) == stack.losses(clicked)
     assert stack.get(f"/v1/runs/{replay}")["tags"]["hanzo_ml.replay_of"] == clicked
-    # It is no new model: the sensor passes it over.
+    # It is no new model: the sensor skips it.
     seen = newest_tick(stack, "evaluate_completed_jobs")
     wait_until("another tick", lambda: newest_tick(stack, "evaluate_completed_jobs") > seen + 5 or None)
     assert stack.events("evaluation.started", key=replay) == []
@@ -401,7 +407,7 @@ def test_a_finished_run_is_replayed_from_its_record_alone(stack: LocalStack, cli
 @pytest.mark.slow
 @pytest.mark.long
 def test_failed_export_emits_an_event_with_its_error(stack: LocalStack, baseline: Baseline, dataset: str) -> None:
-    """Its adapter is broken after training: the log of the chain must end in an event, not in silence."""
+    """The adapter is corrupt after training: the log must end in an event."""
     settings = baseline.parameters | {"max_steps": 2}
     job = stack.submit("broken-adapter", dataset, settings)
     stack.wait_for("job.completed", job)

@@ -1,6 +1,6 @@
-"""A job that was cancelled goes on as its user says: back at a step, then in two processes, and becomes a version.
+"""A cancelled job resumes from a chosen step, then with two processes.
 
-Every step is accounted for.
+It becomes a version, and every step is accounted for.
 """
 
 from collections import Counter
@@ -11,7 +11,7 @@ import pytest
 from tests.end_to_end.local_stack import LocalStack
 
 STEPS = 20
-"""Fewer than others train for: two processes on two cores take several times as long for each."""
+"""Fewer than elsewhere: with two processes on two cores each step takes several times as long."""
 
 
 @pytest.mark.slow
@@ -53,7 +53,7 @@ def test_cancelled_job_resumes_from_an_earlier_step_and_then_in_two_processes(
     told = [event["payload"] for event in stack.events("job.resumed", key=job)]
     assert [(each["resume_from"], each["gpus"]) for each in told] == [(4, None), ("latest", 2)]
 
-    stack.wait_for("model.exported", "doors-resumed")  # what shares the work changes nothing around it
+    stack.wait_for("model.exported", "doors-resumed")  # another process count changes no later stage
     assert stack.get("/v1/models/doors-resumed/versions/1")["status"] == "ready"
     completed = stack.hanzo_ml("job", "resume", job, check=False)
     assert completed.returncode == 1 and f"job '{job}' is completed" in completed.stderr

@@ -20,12 +20,12 @@ from tests.end_to_end.process_killer import coming_up, dying, kill
 RATES = [1e-9, 1e-2, 1e-5, 1e-3]
 AT_ONCE = 2
 ROUNDS = 3
-"""Of kills, after all were killed at once; a trial lasts no longer than one."""
+"""Number of kills after the first, which kills everything; a trial lasts no longer than one round."""
 
 
 @dataclass(frozen=True)
 class Searched:
-    """A sweep that has ended, its trials by number, and how many processes trained one at each look."""
+    """A finished sweep, its trials by number, and the trainer count at each poll."""
 
     id: str
     found: dict[str, Any]
@@ -35,7 +35,7 @@ class Searched:
 
 @pytest.fixture(scope="module")
 def search(dataset: str, parameters: dict[str, Any]) -> dict[str, Any]:
-    """Each trial trains for four steps, with a rate of its own."""
+    """Return a sweep whose trials train for four steps, each with its own rate."""
     short = {**parameters, "gradient_accumulation": 1, "batch_size": 2, "max_steps": 4, "eval_steps": 2}
     del short["learning_rate"]
     return {
@@ -77,11 +77,12 @@ def test_a_sweep_trains_its_trials_and_finds_the_best(stack: LocalStack, undistu
 def test_sweep_survives_random_kills_with_equal_results(
     stack: LocalStack, search: dict[str, Any], undisturbed: Searched, tmp_path: Path
 ) -> None:
-    """Every process of the stack at once, trainers too, and then some at random: each trial ends once, none beside more than
-    it should be, all equal.
+    """Kills every process of the stack at once, trainers too, then random ones.
+
+    Each trial ends once, no more run at a time than allowed, and results are equal.
     """
     seed = random.randrange(1 << 32)
-    print(f"seed {seed}")  # so that a failure can be had again
+    print(f"seed {seed}")  # to reproduce a failure
     chance = random.Random(seed)
     identifier = started(stack, search, tmp_path)
     time.sleep(chance.uniform(5, 20))
@@ -115,7 +116,7 @@ def test_sweep_survives_random_kills_with_equal_results(
 def test_population_continues_with_the_weights_of_its_best_member(
     stack: LocalStack, dataset: str, parameters: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Of two members one learns next to nothing, so that its descendant is told from a copy of the other."""
+    """One of two members hardly learns, which distinguishes its descendant from a copy."""
     rates = {"type": "choice", "values": [1e-12, 1e-2]}
     short = {**parameters, "gradient_accumulation": 1, "batch_size": 2, "max_steps": 8, "eval_steps": 2}
     del short["learning_rate"]
@@ -128,7 +129,7 @@ def test_population_continues_with_the_weights_of_its_best_member(
         "objective": {"metric": "eval/loss", "direction": "minimize"},
         "max_trials": 4,
         "max_concurrent_trials": 2,
-        "seed": 3,  # by which the two draw different rates
+        "seed": 3,  # the seed by which the two draw different rates
     }
     population = ended(stack, started(stack, sweep, tmp_path))
     assert (population.found["status"], population.found["trials"]) == ("completed", {"completed": 4}), population.found
@@ -151,7 +152,7 @@ def started(stack: LocalStack, sweep: dict[str, Any], folder: Path) -> str:
 
 
 def ended(stack: LocalStack, identifier: str) -> Searched:
-    """Once it has; the server may be away in between."""
+    """Wait for its end; the server may be unavailable in between."""
     in_training = [0]
 
     def over() -> Searched | None:
@@ -168,7 +169,7 @@ def ended(stack: LocalStack, identifier: str) -> Searched:
 
 
 def most_at_once(stack: LocalStack, sweep: Searched) -> int:
-    """How many trials had a place at the same time, by the order of what happened to them."""
+    """Return how many trials ran at the same time, by their events."""
     changes = {"trial.started": 1, "trial.completed": -1}
     jobs = {trial["run_id"] for trial in sweep.trials}
     return max(accumulate(changes[event["type"]] for event in stack.events(*changes) if event["key"] in jobs))

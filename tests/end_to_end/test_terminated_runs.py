@@ -1,4 +1,7 @@
-"""A run that is terminated in Dagster's UI cancels its job; a program whose worker is dead ends with its job."""
+"""Terminating a run in Dagster's UI cancels its job.
+
+A program whose worker is dead ends with its job.
+"""
 
 import os
 import signal

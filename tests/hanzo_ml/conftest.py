@@ -1,4 +1,4 @@
-"""A real tracking server for the tests of a file; one that kills it starts it again."""
+"""A real tracking server per test file; a test that kills it starts it again."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,7 @@
-"""From a submitted command to a finished run: the asset runs the program, job and run end as it does, its lineage holds."""
+"""From a submitted command to a finished run with its lineage.
+
+The asset runs the program; job and run end with its status.
+"""
 
 import os
 from collections.abc import Iterator
@@ -61,7 +64,7 @@ def materialize(job: JobRecord) -> dg.ExecuteInProcessResult:
 
 
 def ended(plane: ControlPlane, job: JobRecord) -> tuple[JobRecord, str]:
-    """The job, and how its run stands."""
+    """Return the job, and the status of its run."""
     return plane.jobs.read(job.id), Runs(plane.database).get(job.id).status
 
 
@@ -92,7 +95,7 @@ records.write_text("a script writes where it likes")
 
 
 def test_command_run_records_data_and_code_and_appears_in_the_data_lineage(plane: ControlPlane, tmp_path: Path) -> None:
-    """It had no inputs, no params, no commit, and what it was trained on did not know it."""
+    """It had no inputs, params or commit, and its data's lineage lacked it."""
     raw = tmp_path / "d.jsonl"
     raw.write_text('{"text": "She keeps the lamp."}\n')
     version, _ = create_version(plane.database, plane.store, name="d", path=raw, user="u", organization="default")
@@ -129,7 +132,7 @@ def test_failed_command_is_in_the_data_lineage_and_can_be_resumed(plane: Control
 
 
 def test_command_waiting_for_a_free_slot_shows_the_reason(plane: ControlPlane) -> None:
-    """A program whose worker was killed keeps its place, and Dagster starts the next one."""
+    """A program whose worker was killed keeps its slot, and Dagster starts the next."""
     job = submit(plane, "print(1)")
     place = plane.settings.home / "gpus" / f"{SLOT}0"
     place.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""A run worker that is interrupted: whether the job that it supervises ends with it. And what a worker loads for that."""
+"""Interrupted run workers: whether their job ends too, and which modules they load."""
 
 import subprocess
 import sys
@@ -25,7 +25,7 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 """
 JOB = JobRef("evaluate-1", Program.EVALUATE)
 MEMORY_KB = 250_000
-"""The limit of a run pod (`RunPods.memory`)."""
+"""The memory limit of a run pod (`RunPods.memory`)."""
 
 
 @pytest.mark.parametrize(

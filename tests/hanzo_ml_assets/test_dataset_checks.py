@@ -1,4 +1,4 @@
-"""The checks of a dataset on the real graph: what blocks stops what follows, drift and leaks are told, all is recorded."""
+"""Dataset checks on the real graph: blocking checks, drift, leakage, and their records."""
 
 import base64
 import json
@@ -64,7 +64,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def pictures(markdown: str) -> dict[str, tuple[list[str], list[tuple[float, float]]]]:
-    """By its name, what is written in a picture, and the width and height of its bars."""
+    """Return texts and bar sizes (width, height) of each chart, by name."""
     found = {}
     for name, encoded in re.findall(r"!\[(.*?)\]\(data:image/svg\+xml;base64,(.*?)\)", markdown):
         picture = ElementTree.fromstring(base64.b64decode(encoded))
@@ -74,7 +74,7 @@ def pictures(markdown: str) -> dict[str, tuple[list[str], list[tuple[float, floa
 
 
 def test_record_statistics_are_shown_as_numbers_and_charts(graph: Graph) -> None:
-    """30 of 16 words and 10 of 11, two of which stand in it twice; a quarter has a note."""
+    """30 records of 16 words, 10 of 11, two duplicates; every fourth has notes."""
     english = "The keeper of the lamp walks to the tower every evening, and he counts {} ships."
     dutch = "De wachter van lamp {} loopt elke avond naar de toren."
     texts = [english.format(n) for n in range(100, 130)] + [dutch.format(100 + n % 8) for n in range(10)]
@@ -104,7 +104,7 @@ def test_record_statistics_are_shown_as_numbers_and_charts(graph: Graph) -> None
 
 
 def told(result: dg.ExecuteInProcessResult) -> dict[str, tuple[str, bool, str]]:
-    """What Dagster shows of each check: its asset, whether it passed, and how bad it is."""
+    """Return what Dagster shows of each check: asset, result, and severity."""
     return {
         each.check_name: (each.asset_key.path[-1], each.passed, each.severity.value)
         for each in result.get_asset_check_evaluations()
@@ -178,7 +178,7 @@ def test_check_or_split_failure_is_recorded_until_a_later_success(graph: Graph) 
 def test_outputs_of_a_version_deleted_during_processing_are_removed(
     graph: Graph, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
-    """Its records stand in what was measured, and in its splits."""
+    """Its records are in the measurements, and in its splits."""
 
     @contextmanager
     def deleted_before(database: Database, store: Store, version: DatasetVersion, made: Any) -> Iterator[Connection]:
@@ -199,7 +199,7 @@ def test_outputs_of_a_version_deleted_during_processing_are_removed(
 def test_version_deleted_during_a_failing_check_leaves_only_the_failure_reason(
     graph: Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And with nothing of its records, that the program still stored."""
+    """Nothing remains of its records, which the program still stored."""
 
     def fails(job: Job, _follower: Any) -> None:
         delete_version(graph.plane.database, graph.plane.store, graph.version().id, "ann")
@@ -249,7 +249,7 @@ def test_drift_is_measured_against_the_dataset_of_the_production_model(graph: Gr
     assert graph.materialize(of("nl", 1000)).success
     assert graph.validation().reference == "doors@1"
     assert graph.materialize([{**row, "answer": row["answer"] * 9, "new": True} for row in of("de", 2000)]).success
-    assert graph.validation("doors@3").reference == "doors@1"  # and not the one before it
+    assert graph.validation("doors@3").reference == "doors@1"  # and not the version before it
     drift = graph.verdict("drift")
     assert "length of answer moved from doors@1" in drift
     assert "country moved from doors@1" in drift and "new: de" in drift
@@ -274,7 +274,10 @@ def test_leaked_test_record_from_an_ancestors_training_is_named_and_can_block(gr
 
 
 def test_near_duplicate_of_a_training_record_in_the_test_split_is_named(graph: Graph) -> None:
-    """60 texts of 30 words of their own, each in two versions: where one is tested and the other trained on, it leaks."""
+    """60 texts of 30 distinct words, each in two versions.
+
+    A text leaks when one version is in the test split and the other in the training split.
+    """
 
     def text(number: int, word: str) -> str:
         return " ".join(word if place == 15 else f"w{number}x{place}" for place in range(30))

@@ -1,4 +1,4 @@
-"""What a run loads of the code location, and what it does not."""
+"""Modules that a run loads of the code location, and those that it does not."""
 
 import subprocess
 import sys

@@ -1,4 +1,7 @@
-"""`hanzo-ml job submit --dry-run`: what a submission would run, from the state folder alone, and nothing is written."""
+"""`hanzo-ml job submit --dry-run`: the rendered submission, from the state folder alone.
+
+It writes nothing.
+"""
 
 import io
 import json
@@ -33,7 +36,7 @@ def snapshot(folder: Path) -> dict[str, bytes]:
 
 
 def printed(document: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    """The module in this process: starting Python once more for each test would take most of the time."""
+    """Run the module in this process, as starting Python costs most of the time."""
     monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps({"job": document, "note": "No server answers."})))
     main()
     return capsys.readouterr().out
@@ -41,7 +44,7 @@ def printed(document: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: p
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Any]:
-    # The module sets it for its process; here that is ours.
+    # The module sets it for its process, which here is the test's.
     monkeypatch.setenv("GIT_OPTIONAL_LOCKS", "0")
     yield lambda **changed: printed(ASSISTANT | changed, monkeypatch, capsys)
 
@@ -102,7 +105,7 @@ def test_dry_run_reads_uncheckpointed_sqlite_writes_without_changing_files(home:
         assert "hanzo-ml.db-wal" in before, "the database must be in use for this test"
         assert "dataset late@1" in run(dataset="late")
         after = snapshot(home)
-        memory = "hanzo-ml.db-shm"  # SQLite's shared memory holds who reads, not what was written
+        memory = "hanzo-ml.db-shm"  # SQLite's shared memory records readers, not written data
         assert after | {memory: b""} == before | {memory: b""}
 
 

@@ -1,4 +1,7 @@
-"""`hanzo-ml job submit --dry-run` with a command: the specification's job file as a gang of four pods; it writes nothing."""
+"""`hanzo-ml job submit --dry-run` with a command: the specification's gang of four pods.
+
+It writes nothing.
+"""
 
 import json
 import os
@@ -31,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_specified_job_file_renders_one_gang_of_four_pods(folder: Path) -> None:
-    (folder / "train.py").write_text("x" * (1 << 20))  # longer than an argument of a process may be
+    (folder / "train.py").write_text("x" * (1 << 20))  # longer than a process argument may be
     done = dry_run(folder, SPECIFICATION)
     assert (done.returncode, done.stderr) == (0, "")
     assert "# $ torchrun --nproc_per_node=8 train.py" in done.stdout
@@ -49,7 +52,7 @@ def test_specified_job_file_renders_one_gang_of_four_pods(folder: Path) -> None:
 
 
 def test_specification_s_job_file_renders_exactly_these_objects(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To see a wanted change: `REWRITE=1 pytest -k exactly`, then `git diff`."""
+    """To review an intended change: `REWRITE=1 pytest -k exactly`, then `git diff`."""
     (folder / "train.py").write_text("print()\n")
     monkeypatch.setenv("HANZO_ML_SCHEDULER_TRACKING_URI", "http://ml.hanzo.svc:8057")
     done = dry_run(folder, SPECIFICATION)

@@ -1,4 +1,4 @@
-"""Whoever brings the same content gets the same version: a request, the command line, and the asset of a definition."""
+"""Equal content gets one version by any route: HTTP, command line, or a definition."""
 
 import json
 import os

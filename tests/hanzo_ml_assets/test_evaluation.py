@@ -1,4 +1,7 @@
-"""With what a new model is compared: the newest that passed its gate before it, and when it is asked again, the same."""
+"""The comparison baseline of a new model: the newest version accepted before it.
+
+A repeated evaluation uses the same one.
+"""
 
 from pathlib import Path
 
@@ -36,12 +39,12 @@ class House:
             jobs.complete(connection, run, {"base": self.base, "adapter": adapter}, 1.0)
 
     def compared_with(self, run: str) -> str | None:
-        """The run of the model that this run's is compared with."""
+        """Return the run of the baseline model that this run is compared with."""
         found = find_accepted_model(MODEL, self.plane.jobs.read(run), self.plane)
         return None if found is None else found.uri.split("/")[-2]
 
     def evaluate(self, run: str, *, accepted: bool = True) -> None:
-        """As the evaluation asset records it."""
+        """Record an evaluation as its asset does."""
         job = self.plane.jobs.read(run)
         before = find_accepted_model(MODEL, job, self.plane)
         inputs = {"adapter": job.trained.digest} | ({"accepted": before.digest} if before else {})
@@ -71,7 +74,10 @@ def judged(house: House, run: str, *, accepted: bool = True) -> None:
 
 @pytest.mark.requirement("M3")
 def test_accepted_version_awaiting_export_is_the_comparison_baseline(house: House) -> None:
-    """It passed its gate; one that was worse than it was accepted, because its export took a few minutes."""
+    """It passed its gate.
+
+    Otherwise a worse model was accepted, because the export took a few minutes.
+    """
     house.train("a1")
     assert house.compared_with("a1") is None
     judged(house, "a2")
@@ -81,8 +87,9 @@ def test_accepted_version_awaiting_export_is_the_comparison_baseline(house: Hous
 
 
 def test_repeated_evaluation_uses_the_same_comparison_baseline(house: House) -> None:
-    """A worker that died while it exported begins with the evaluation anew. Against a version that was accepted since, its
-    verdict was another than the one that its own version was registered by.
+    """A worker that died during the export repeats the evaluation.
+
+    Against a version that was accepted since, the verdict differed from the one in the registry.
     """
     judged(house, "a1")
     judged(house, "a2")
@@ -91,7 +98,7 @@ def test_repeated_evaluation_uses_the_same_comparison_baseline(house: House) -> 
 
 
 def test_run_of_a_renamed_model_keeps_its_version_and_comparison_baseline(house: House) -> None:
-    """Its export said that it had no version, and done again it became a second one, under the name that was given up."""
+    """Its export found no version, and repeated, it registered another under the old name."""
     judged(house, "a1")
     judged(house, "a2")
     old, new = ModelKey("default", "m"), ModelKey("default", "n")

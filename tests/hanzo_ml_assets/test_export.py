@@ -1,4 +1,4 @@
-"""Exports of a version that has some: what is registered stays as it is, byte for byte, whatever is made later."""
+"""Repeated exports of a version: registered artifacts are never changed."""
 
 import os
 from collections.abc import Iterator
@@ -75,7 +75,7 @@ def wanted(plane: ControlPlane, trained: JobRecord | None = None, **changed: Any
 
 
 def export(plane: ControlPlane, folder: Path, job: Job, text: str) -> dict[str, Artifact]:
-    """What the program leaves: its artifacts and its result."""
+    """Store what the program leaves: its artifacts and its result."""
     folder.mkdir()
     made = {role: published(plane, folder / role, uri, f"{text} of {role}") for role, uri in job.outputs.items()}
     result = Result(work_digest=job.work_digest, artifacts=made)
@@ -89,7 +89,7 @@ def register(plane: ControlPlane, made: dict[str, Artifact], quantization: str =
 
 
 def test_changed_export_gets_a_new_location_and_an_equal_one_is_reused(plane: ControlPlane, tmp_path: Path) -> None:
-    """Its merged weights were written over those that the model in production is proved by."""
+    """Its merged weights overwrote those that the model in production is proved by."""
     first = wanted(plane)
     assert first.outputs["merged"] == "s3://hanzo-models/m/v1/safetensors", "as the specification has it"
     register(plane, export(plane, tmp_path / "first", first, "weights"))
@@ -102,7 +102,7 @@ def test_changed_export_gets_a_new_location_and_an_equal_one_is_reused(plane: Co
 
 
 def test_other_quantization_adds_a_format_and_keeps_registered_artifacts(plane: ControlPlane, tmp_path: Path) -> None:
-    """The registry pointed to it instead: what the engine served was none of the version's files any more."""
+    """The registry pointed to it instead: the engine served none of the version's files."""
     first = export(plane, tmp_path / "first", wanted(plane), "weights")
     register(plane, first)
     before = version(plane)
@@ -140,7 +140,7 @@ def test_killed_export_resumes_at_the_same_location(plane: ControlPlane, tmp_pat
 
 
 def test_duplicate_export_of_equal_bytes_is_removed_and_the_recorded_one_kept(plane: ControlPlane, tmp_path: Path) -> None:
-    """Also where another export was registered between the two: lineage knows an artifact at one place."""
+    """Also when another export was registered in between: lineage stores an artifact once."""
     first = export(plane, tmp_path / "first", wanted(plane), "weights")
     register(plane, first)
     register(plane, export(plane, tmp_path / "other", wanted(plane, quantization="F16"), "other weights"), "F16")
@@ -209,7 +209,7 @@ def training_with(plane: ControlPlane, **artifacts: Artifact) -> JobRecord:
 
 
 def test_template_arguments_of_the_training_are_exported_to_a_new_location(plane: ControlPlane, tmp_path: Path) -> None:
-    """An export of an older release, which had none of it, stays what it is."""
+    """An export of an older release, which lacked them, is unchanged."""
     before = wanted(plane)
     assert before.parameters.keys() == {"recipe", "quantization"}, "equal work keeps its digest"
     register(plane, export(plane, tmp_path / "first", before, "weights"))

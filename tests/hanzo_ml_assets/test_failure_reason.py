@@ -96,7 +96,7 @@ def test_dagster_failure_raised_by_an_asset_keeps_its_message_as_program_error()
 
 
 def test_a_failure_without_a_reason_is_classified_by_its_class() -> None:
-    """Of an older release, or raised by Dagster itself outside of what the asset computes."""
+    """From an older release, or raised by Dagster itself outside of the asset's computation."""
 
     @dg.asset
     def step() -> None:

@@ -1,4 +1,4 @@
-"""The gate: every rule by itself, at its border, and no way through for a number that is none."""
+"""The gate: each rule separately at its limit, and refusal of NaN."""
 
 import math
 from typing import Any

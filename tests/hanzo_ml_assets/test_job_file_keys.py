@@ -1,4 +1,4 @@
-"""Every key of the specification's job file does something: another value changes the objects, or is refused."""
+"""Every key of the specification's job file changes the objects, or is refused."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from tests.support.api.command_job import SPECIFICATION
 pytestmark = pytest.mark.requirement("G2")
 
 RECORDED = {"name", "type"}
-"""Of the job's record alone: tests/api/routes/v1/test_command_jobs.py."""
+"""Only in the job's record: tests/api/routes/v1/test_command_jobs.py."""
 OTHER_VALUES: dict[str, Any] = {
     "image": "hanzoai/other:1",
     "command": ["torchrun", "other.py"],

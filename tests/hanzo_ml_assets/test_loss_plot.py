@@ -1,4 +1,4 @@
-"""The loss curve: a picture that every Markdown reader can draw, whatever the losses were."""
+"""The loss curve is a picture that every Markdown reader renders, for any losses."""
 
 import base64
 import math

@@ -1,4 +1,7 @@
-"""A database that was put back to a day before a run had ended, beside a store that was not: the losses are there again."""
+"""Losses are restored from the store after a database restore.
+
+The backup is from before the run had ended.
+"""
 
 import sqlite3
 from contextlib import closing
@@ -19,7 +22,7 @@ STEPS = 8
 
 
 def losses(server: ServerProcess, run: str) -> dict[int, float]:
-    """As MLflow's client asks for them."""
+    """Read losses as MLflow's client does."""
     asked = {"run_id": run, "metric_key": "train/loss"}
     answer = httpx.get(f"{server.url}/api/2.0/mlflow/metrics/get-history", params=asked, timeout=60)
     return {point["step"]: point["value"] for point in answer.json()["metrics"]}
@@ -44,7 +47,7 @@ def test_losses_of_a_run_ended_after_the_backup_are_restored(
     file = str(control_plane.database.engine.url.database)
 
     def keep_a_backup(line: str, work: Path) -> None:
-        """Of the time of step 3: that model's steps are done faster than anybody copies the database."""
+        """Simulate a backup at step 3: training is faster than copying the database."""
         if f"step 3/{STEPS} loss" in line and not backup.exists():
             with closing(sqlite3.connect(file)) as source, closing(sqlite3.connect(backup)) as target:
                 source.backup(target)
@@ -62,5 +65,5 @@ def test_losses_of_a_run_ended_after_the_backup_are_restored(
     server.start()
     assert list(losses(server, run)) in ([1, 2, 3], [1, 2], [1], [])  # what the program had sent by then
     assert control_plane.jobs.read(run).status == "running"
-    work_off(run, control_plane, lambda line, work: None)  # as a sensor has it done: the result is in the store
+    work_off(run, control_plane, lambda line, work: None)  # as a sensor requests it: the result is in the store
     assert losses(server, run) == before

@@ -1,4 +1,4 @@
-"""From a submitted preparation to a version: the sensor asks for a run, the asset runs the program, the job ends."""
+"""From a submitted preparation to a version: sensor, asset, program, and end of the job."""
 
 import hashlib
 from dataclasses import replace
@@ -79,7 +79,7 @@ def test_preparation_job_has_the_requested_workers_and_pods(plane: ControlPlane)
 
 
 def test_changed_tokenizer_files_change_the_output_location(plane: ControlPlane, tmp_path: Path) -> None:
-    """What was prepared without one, or by one of the hub, stays where an earlier release has put it."""
+    """Outputs without a tokenizer, or with a hub one, keep their earlier location."""
     folder = tmp_path / "tokenizer"
     folder.mkdir()
     (folder / "tokenizer.json").write_text("{}")
@@ -100,7 +100,7 @@ def test_changed_tokenizer_files_change_the_output_location(plane: ControlPlane,
 
 
 def test_definition_with_an_unknown_preparation_column_fails(plane: ControlPlane) -> None:
-    """All records would be one group, or all of one class."""
+    """Otherwise all records would be one group, or all of one class."""
     parameters = PrepareParameters(split=SplitParameters(group_by="clas"))
     asset = build_prepared(DatasetDefinition(name="d", prepare=parameters))
     with dg.DagsterInstance.ephemeral() as instance:
@@ -110,7 +110,7 @@ def test_definition_with_an_unknown_preparation_column_fails(plane: ControlPlane
 
 
 def test_unknown_column_in_clean_settings_is_refused(plane: ControlPlane) -> None:
-    """A name with a letter too few would reject every record, or none, or fill a column that nobody reads."""
+    """A misspelled name would reject every record, or none, or fill an unused column."""
     parent = plane.datasets.read("d@1", "default")
     for setting, value in {"required": ["scor"], "fill": {"scor": 1}, "within": {"scor": {"min": 1}}}.items():
         with pytest.raises(HanzoError, match=f"has the column 'scor' of clean.{setting}: it has answer, instruction"):
@@ -140,7 +140,7 @@ def test_newest_source_version_is_found_beyond_one_page(plane: ControlPlane) -> 
 
 
 def test_prepared_version_is_checked_and_keeps_its_splits(plane: ControlPlane) -> None:
-    """Also where somebody clicks its splits: others would not be what was tokenized."""
+    """Also when its splits are launched manually: others would differ from what was tokenized."""
     asked = submit(plane, filter={"language": "en"}, augment={"shuffle_seed": 7})
     job = definitions().resolve_implicit_global_asset_job_def()
     sandbox = ["datasets", "sandbox"]
@@ -189,7 +189,7 @@ def test_impossible_preparation_fails_its_job_with_the_reason(plane: ControlPlan
 
 
 def test_preparation_job_survives_an_infrastructure_failure(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sensor retry_dead_runs has it tried again: what follows goes on with the same job."""
+    """The sensor retry_dead_runs retries it: the next run continues the same job."""
     asked = submit(plane, filter={"language": "en"})
     job = definitions().resolve_implicit_global_asset_job_def()
     steps = [dg.AssetKey(["datasets", "sandbox", "prepared"])]
@@ -209,7 +209,7 @@ def test_preparation_job_survives_an_infrastructure_failure(plane: ControlPlane,
 
 
 def test_changed_record_parsing_changes_split_and_preparation_locations(plane: ControlPlane) -> None:
-    """Splits and preparations of records that are read as before stay where they are."""
+    """Splits and preparations of records that are parsed as before keep their location."""
     definition = DatasetDefinition(name="d")
     known = plane.datasets.read("d@1", "default")
 

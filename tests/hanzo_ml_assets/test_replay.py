@@ -1,6 +1,6 @@
-"""`hanzo-ml run replay` of a run that went back after a divergence and ran out of memory then, with real processes.
+"""`hanzo-ml run replay` of a run with a divergence and an out-of-memory, in real processes.
 
-The test plays the sensor: it hands each job to the compute as the checkpoint asset does.
+The test acts as the sensor: it passes each job to the compute as the checkpoint asset does.
 """
 
 import json
@@ -33,7 +33,7 @@ STEPS = 24
 def test_replay_of_a_run_with_divergence_and_out_of_memory_is_bit_identical(
     server: ServerProcess, control_plane: ControlPlane, dataset: str, tmp_path: Path
 ) -> None:
-    """Memory runs out on the second way through steps that it had come to once before it went back."""
+    """Memory runs out on the second pass through steps that were computed before the rollback."""
     model = make_tiny_model(tmp_path / "model")
     parameters: dict[str, Any] = {
         "base_model": {"uri": model.as_uri(), "sha256": hash_model_folder(model)},
@@ -60,7 +60,7 @@ def test_replay_of_a_run_with_divergence_and_out_of_memory_is_bit_identical(
         again = any("continuing from checkpoint 8 without samples 22 to 25" in text for text in said)
         if again and not killed and f"step 13/{STEPS} loss" in line and (pid := read_pid(work)):
             killed.append(pid)
-            (work / OUT_OF_MEMORY_FILE).touch()  # what `LocalCompute` leaves where the kernel's count has grown
+            (work / OUT_OF_MEMORY_FILE).touch()  # what `LocalCompute` leaves when the kernel's OOM count has grown
             os.kill(pid, signal.SIGKILL)
 
     work_off(run, control_plane, run_out_of_memory_the_second_time)
@@ -81,7 +81,7 @@ def test_replay_of_a_run_with_divergence_and_out_of_memory_is_bit_identical(
 
 
 def queued(server: ServerProcess, waiting: subprocess.Popen[str]) -> str:
-    """The job that waits to be started."""
+    """Return the queued job."""
     while waiting.poll() is None:
         jobs = httpx.get(f"{server.url}/v1/jobs", params={"status": "queued"}, timeout=60).json()["jobs"]
         if jobs:
@@ -91,7 +91,7 @@ def queued(server: ServerProcess, waiting: subprocess.Popen[str]) -> str:
 
 
 def incidents_of(server: ServerProcess, run: str) -> list[list[dict[str, Any]]]:
-    """What the events say of its divergences, and of memory."""
+    """Return what the events say about its divergences and memory."""
     told = httpx.get(f"{server.url}/v1/events", params={"limit": 1000}, timeout=60).json()["events"]
     return [
         [

@@ -1,4 +1,7 @@
-"""A run works on the version that it was asked for, also where two organizations have one of that name and number."""
+"""A run uses the version that it was launched for.
+
+Another organization may have one with the same name and number.
+"""
 
 import time
 
@@ -40,7 +43,7 @@ def test_versions_of_two_organizations_with_one_name_are_split_separately(plane:
             assert job.execute_in_process(instance=instance, asset_selection=steps, tags=dict(request.tags)).success
         ours, theirs = (plane.datasets.read("d@1", organization) for organization in ("default", "acme"))
         assert [sum(split["num_records"] for split in version.splits.values()) for version in (ours, theirs)] == [60, 40]
-        # One whose run failed is no reason to fail jobs on the other.
+        # A failed run of one does not fail jobs on the other.
         failed = instance.create_run_for_job(job, tags={**requests[1].tags, "dagster/failure_reason": "STEP_FAILURE"})
         instance.report_run_failed(failed)
         assert failed_split(instance, theirs) is None, "nobody has looked at it yet, and it may be tried again"

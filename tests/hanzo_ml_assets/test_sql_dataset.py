@@ -1,4 +1,4 @@
-"""The same query by a definition, over HTTP and by the command line: one version, whoever asks first."""
+"""One query by definition, HTTP and command line gives one version, in any order."""
 
 import json
 import sqlite3
@@ -25,7 +25,7 @@ STATEMENT = "SELECT id, note, raw, price FROM orders ORDER BY id"
 
 @pytest.fixture
 def server(tmp_path: Path, shop: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerProcess]:
-    """One that may ask the shop, on the state of the graph of this process."""
+    """Start a server that may query the shop, on the graph's state of this process."""
     home = tmp_path / "home"
     home.mkdir()
     databases = {"shop": {"url": shop, "organizations": ["default"]}, "closed": {"url": shop}}

@@ -1,4 +1,7 @@
-"""What a Dagster run does with the end of the program that it supervises on a cluster, whose controller is a test."""
+"""How a Dagster run handles the end of its program on a cluster.
+
+The controller of the cluster is a test.
+"""
 
 import os
 from collections.abc import Iterator
@@ -34,7 +37,7 @@ def plane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlPl
 
 
 def failed_job(plane: ControlPlane) -> JobRecord:
-    """A command whose gang has failed, which no run has reported yet."""
+    """Create a command whose gang has failed, which no run has reported yet."""
     command = CommandJob.model_validate({"name": "mine", "command": ["python", "main.py"]})
     job = submit_command(plane.database, plane.store, command, "ann", "default")
     planned = plan_command(job, None, store=plane.settings.store, tracking_uri="http://api", cache_dir="/cache")
@@ -51,7 +54,7 @@ def wanted(plane: ControlPlane, job: JobRecord) -> str:
 def test_end_is_acknowledged_only_after_dagster_has_recorded_it(
     plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A supervisor that was killed before it had recorded a failure lost it: the next one started the job again."""
+    """A supervisor killed before it had recorded a failure lost it: the job was restarted."""
     job = failed_job(plane)
     recorded: list[bool] = []
     with dg.DagsterInstance.ephemeral() as instance:

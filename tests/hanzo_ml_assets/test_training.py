@@ -1,4 +1,4 @@
-"""A training run is what it was when it was started."""
+"""A training run keeps the settings that it was started with."""
 
 import hashlib
 import re
@@ -42,7 +42,7 @@ __all__ = ["home"]
 
 
 def trained(id: str, config: Mapping[str, Any], control_plane: ControlPlane, folder: Path) -> tuple[TrainingPlan, Artifact]:
-    """The plan of a job that runs, and the adapter that its program has just left."""
+    """Return the plan of a running job and the adapter that it has written."""
     control_plane.jobs.submit(name="n", config=config, user="u", organization=DEFAULT_ORGANIZATION, id=id, status="running")
     (folder / "made").mkdir()
     (folder / "made" / "file").write_text("weights")
@@ -111,7 +111,7 @@ def test_the_run_of_a_job_carries_the_commit_of_its_code(home: Path) -> None:
 
 
 def test_dataset_unsuitable_for_the_objective_is_refused_before_start(home: Path) -> None:
-    """Here the recipe and the dataset of a definition are known; nothing of the run is written yet."""
+    """A definition's recipe and dataset are known here, before anything is written."""
     control_plane = ControlPlane()
     config = {**ASSISTANT, "parameters": {"objective": "dpo"}}
     control_plane.jobs.submit(name="n", config=config, user="u", organization=DEFAULT_ORGANIZATION, id="pairs")
@@ -122,7 +122,7 @@ def test_dataset_unsuitable_for_the_objective_is_refused_before_start(home: Path
 
 
 def test_base_model_with_a_wrong_sha256_is_refused_before_start(home: Path, tmp_path: Path) -> None:
-    """The program found out, with the GPU in its hands."""
+    """Only the program detected it, after it had been given the GPU."""
     control_plane, folder = ControlPlane(), make_tiny_model(tmp_path / "model")
     planned = {}
     for name, sha256 in (("other", "0" * 64), ("same", hash_model_folder(folder))):
@@ -151,7 +151,7 @@ def test_run_with_a_modified_record_is_refused(home: Path) -> None:
 
 @pytest.mark.requirement("E2", "E8")
 def test_run_params_have_the_specified_names(home: Path) -> None:
-    """The specification's, and what its job changed besides."""
+    """The specification's params, and those that the job changed in addition."""
     control_plane = ControlPlane()
     changed = {"learning_rate": 2e-4, "gradient_accumulation": 4, "warmup_ratio": 0.25}
     config = {**ASSISTANT, "parameters": {**changed, "lora_target_modules": ["q_proj", "v_proj"], "eval_steps": None}}
@@ -197,7 +197,7 @@ def test_pods_and_limits_of_a_submission_reach_its_training(home: Path) -> None:
 
 
 def test_resumed_run_uses_the_remaining_gpus_and_a_rollback_changes_its_work_digest(home: Path) -> None:
-    """Its recipe stays what it was when it was started; of 32 GPUs, 24 are left."""
+    """Its recipe stays the original one; of 32 GPUs, 24 are left."""
     control_plane = ControlPlane()
     four_nodes = {"strategy": "ddp", "num_nodes": 4, "gpus_per_node": 8}
     hardware = {"gpus": 8, "gpu_type": "nvidia-a100-80gb"}
@@ -232,7 +232,10 @@ def test_resumed_run_uses_the_remaining_gpus_and_a_rollback_changes_its_work_dig
 @pytest.mark.requirement("E5", "Y2")
 @pytest.mark.parametrize(("told", "held"), [(2, 2), (0, 0), (None, 2)])
 def test_completed_run_records_its_usage_and_environment(home: Path, tmp_path: Path, told: int | None, held: int) -> None:
-    """Half an hour on two GPUs of three dollars an hour each. Where it asked for two, and there were none, it had none."""
+    """Half an hour on two GPUs of three dollars an hour each.
+
+    A run that requested two, but got none, used none.
+    """
     control_plane = ControlPlane()
     hardware = {"gpus": 2, "gpu_type": "nvidia-a100-80gb"}
     config = {**ASSISTANT, "parameters": {"hardware": hardware, "distributed": {"gpus_per_node": 2}}}
@@ -260,7 +263,7 @@ def test_completed_run_records_its_usage_and_environment(home: Path, tmp_path: P
     )
     log_params(plan, control_plane)
     code = {"environment/lock_sha256", "environment/git_dirty"}
-    assert code <= RunData(control_plane.database).tags("used").keys()  # a run that fails says what code it ran
+    assert code <= RunData(control_plane.database).tags("used").keys()  # a failed run records its code too
     complete_training(replace(plan, splits={}), training_job(plan, control_plane), result, control_plane)
     with control_plane.database.read() as connection:
         rows = connection.execute(
@@ -293,8 +296,11 @@ def test_completed_run_records_its_usage_and_environment(home: Path, tmp_path: P
 
 
 def test_unsent_metric_points_are_logged_once_after_the_program_ended(home: Path, tmp_path: Path) -> None:
-    """Each step once: one that had arrived unacknowledged too, one that was done again after a kill, and when the end is
-    recorded a second time. What was done otherwise the second time is there twice."""
+    """Each step is logged once.
+
+    This includes points that arrived unacknowledged, steps repeated after a kill, and an end that is recorded twice. A
+    step with another result the second time is logged twice.
+    """
     control_plane = ControlPlane()
     plan, made = trained("unheard", ASSISTANT, control_plane, tmp_path)
     job = training_job(plan, control_plane)
@@ -310,7 +316,7 @@ def test_unsent_metric_points_are_logged_once_after_the_program_ended(home: Path
         ("train/loss", 1.0, 1, 1),
         ("train/loss", 1 / 2, 2, 99),
         *[("eval/loss", 0.7, step, step) for step in (3, 4, 5)],
-        ("eval/loss", 0.4, 5, 45),  # by one that was killed when it had done it anew
+        ("eval/loss", 0.4, 5, 45),  # by a process that was killed after repeating it
     ):
         RunData(control_plane.database).log_metric("unheard", metric_point(key, value, step, timestamp))
     facts = TrainingFacts(
@@ -341,7 +347,7 @@ def test_unsent_metric_points_are_logged_once_after_the_program_ended(home: Path
 
 
 def test_losses_lost_by_a_database_restore_are_logged_from_the_result(home: Path, tmp_path: Path) -> None:
-    """Each once, also when the end is recorded a second time; what the tracker has stays as it is."""
+    """Each once, also when the end is recorded twice; existing points are unchanged."""
     control_plane = ControlPlane()
     plan, made = trained("lost", ASSISTANT, control_plane, tmp_path)
     job = training_job(plan, control_plane)
@@ -394,7 +400,7 @@ def test_permanently_failed_run_is_tagged_with_its_recovery_events(home: Path, m
 def test_training_exceeding_gpu_memory_fails_with_a_hint_before_compute_is_called(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a job that names no recipe, which the API cannot know, and by a click: both come here."""
+    """Covers jobs without a recipe, which the API cannot check, and manual launches."""
     control_plane = ControlPlane()
     asked: list[str] = []
 
@@ -442,8 +448,9 @@ def test_training_exceeding_gpu_memory_fails_with_a_hint_before_compute_is_calle
 def test_clicked_run_with_missing_or_invalid_settings_is_refused_before_training(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run by the name of ../x was trained, and then no version could have it; without a dataset, one named sandbox was
-    looked for, and the reason began with the class of an exception.
+    """A run named ../x was trained, but no version could be registered for it.
+
+    Without a dataset, one named sandbox was used, and the reason began with an exception's class name.
     """
     control_plane = ControlPlane()
     sandbox = dry_run.load_definition("sandbox")

@@ -1,4 +1,4 @@
-"""What a run has cost: by the price of its GPUs, nothing without any, and unsaid where the price is not known."""
+"""The cost of a run: zero without GPUs, absent where the price is unknown."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a job had used that failed or was cancelled: its run says it, and its experiment counts it, once."""
+"""Usage of failed and cancelled jobs is recorded once, on run and experiment."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ TOLD = {
 
 
 def training(house: House, id: str, usage: Usage) -> str:
-    """A job that trains, and has used that so far."""
+    """Create a training job with this usage so far."""
     house.submit(id, parameters={"hardware": GPUS, "distributed": {"gpus_per_node": 2}})
     house.plane.jobs.start(id)
     make_training_plan(dry_run.load_definition(MODEL), id, house.plane)
@@ -55,7 +55,7 @@ def training(house: House, id: str, usage: Usage) -> str:
 
 
 def said(house: House, run: str) -> dict[str, float]:
-    """By name, each value of what was said of the run; fails where one was said twice."""
+    """Return the logged values by metric; fail where one was logged twice."""
     history = Metrics(house.plane.database).history
     points = [point for key in TOLD for point in history(run, key, 10).points]
     found = {point.key: point.value for point in points}
@@ -131,7 +131,7 @@ def test_command_job_records_only_its_gpu_usage(house: House) -> None:
 
 @pytest.mark.parametrize("spoilt", ["record/run.json", "record/manifest.json", "usage.json", "incidents.json"])
 def test_unreadable_usage_file_of_one_job_does_not_block_others(house: House, spoilt: str) -> None:
-    """It was changed, or is of another release: at an event that it cannot get over, the sensor stood for good."""
+    """A corrupt or older usage file stopped the sensor for good."""
     house.dataset()
     first, second = (training(house, id, HALF_AN_HOUR) for id in ("a", "b"))
     folder = "checkpoints" if spoilt == "incidents.json" else "runs"

@@ -1,4 +1,4 @@
-"""Jobs of a backend with a queue of its own: submitted by the sensor, and given a run once they are admitted."""
+"""Jobs of a backend with its own queue: submitted by the sensor, run once admitted."""
 
 from collections.abc import Sequence
 
@@ -93,7 +93,7 @@ def submit(house: House, name: str = "script", organization: str = "default", gp
 
 
 def tick(house: House) -> Sequence[str]:
-    """The run keys of the runs that a tick of the sensor requests."""
+    """Return the run keys of the runs that a tick of the sensor requests."""
     return [str(request.run_key) for request in house.tick(start_submitted_jobs)]
 
 
@@ -199,7 +199,7 @@ def test_resumed_job_is_resubmitted_after_its_previous_submission_ended(house: H
     house.plane.jobs.fail(job, "its node was lost")
     compute.admitted_at[job] -= 60_000
     house.plane.jobs.resume(job, ResumeHistory(times=1), {})
-    assert tick(house) == []  # what still runs of its earlier life is ended
+    assert tick(house) == []  # the program of its earlier attempt is ended
     assert job not in compute.states
     assert tick(house) == []
     assert compute.states[job].phase is Phase.PENDING
@@ -217,7 +217,7 @@ def test_cancelled_job_leaves_the_queue(house: House, compute: QueueCompute) -> 
     assert tick(house) == []
 
 
-# The same through the backend of a cluster, whose controller is a test that writes rows.
+# The same on the backend of a cluster, with a test as its controller, which writes rows.
 
 
 def test_cluster_job_waits_as_a_row_and_starts_its_run_at_admission(house: House) -> None:
@@ -265,11 +265,11 @@ def test_resumed_cluster_job_waits_for_the_cancellation_to_finish(house: House) 
     assert tick(house) == [] and rows.get(key).generation == 2
 
 
-# Programs that work for no job, such as an evaluation, whose run was cancelled after its worker had died.
+# Programs without a job, such as an evaluation, whose run was cancelled after its worker had died.
 
 
 def evaluation(house: House, *runs: dg.DagsterRunStatus) -> JobRef:
-    """An evaluation that runs on the cluster, and the runs that followed it, oldest first."""
+    """Create an evaluation on the cluster with runs that followed it, oldest first."""
     set_quotas(house, "scheduler: {backend: kubernetes}")
     key, rows = JobRef("evaluate-job-1", Program.EVALUATE), ClusterJobs(house.plane.database)
     house.plane.compute.submit(a_job(id=key.id, program=key.program, store=house.plane.settings.store, tracking=None))
@@ -304,7 +304,7 @@ def test_evaluation_is_cancelled_only_when_its_latest_run_was_cancelled_and_none
 
 
 def test_resubmitted_job_is_not_cancelled_by_its_earlier_cancelled_run(house: House) -> None:
-    """It waits in the queue without a run; its job says whether it is wanted."""
+    """It is queued without a run; its job's state decides about it."""
     set_quotas(house, "scheduler: {backend: kubernetes}")
     job, rows = submit(house), ClusterJobs(house.plane.database)
     key = JobRef(job, Program.COMMAND)
@@ -315,7 +315,7 @@ def test_resubmitted_job_is_not_cancelled_by_its_earlier_cancelled_run(house: Ho
 
 
 def preparation(house: House) -> JobRef:
-    """A preparation that somebody submitted, and that runs on the cluster."""
+    """Create a submitted preparation that runs on the cluster."""
     set_quotas(house, "scheduler: {backend: kubernetes}")
     key = JobRef("prepare-1", Program.PREPARE)
     house.plane.jobs.submit(

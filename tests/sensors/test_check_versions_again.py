@@ -1,4 +1,7 @@
-"""A version that a check blocks: it is not split, jobs on it fail and say why, and it is looked at again on request."""
+"""A version blocked by a check is not split, and its jobs fail.
+
+The jobs give the reason. The version is checked again on request.
+"""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""A command job is started once in the partition of its id; nothing that looks at training takes it for one."""
+"""A command job starts once in its partition, and no training sensor handles it."""
 
 import os
 from pathlib import Path
@@ -69,7 +69,7 @@ def test_training_job_starts_alongside_a_command_job(house: House) -> None:
     ("type", "saved", "late_at"), [("training", False, 91), ("training", True, 121), ("eval", True, 121)]
 )
 def test_stale_checkpoint_of_a_command_job_is_reported_once(house: House, type: str, saved: bool, late_at: int) -> None:
-    """A training run's were, and a command went on for days that had nothing to go on from."""
+    """Those of training runs were; a command continued for days without a usable checkpoint."""
     job = submit(house, type=type)
     house.plane.jobs.start(job.id)
     place, began = f"s3://hanzo-ml/checkpoints/{job.id}", now_ms()
@@ -86,7 +86,7 @@ def test_stale_checkpoint_of_a_command_job_is_reported_once(house: House, type: 
 
 
 def test_checkpoint_age_counts_running_time_and_not_queue_time(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It had waited for its GPUs for a day, and has run for a minute of the hour and a half."""
+    """It was queued for a day, and ran for one of 90 minutes."""
     job = submit(house, type="training")
     house.plane.jobs.start(job.id)
     with house.plane.database.write() as connection:
@@ -161,7 +161,10 @@ def test_command_job_fails_when_its_run_failed_permanently(house: House) -> None
 
 
 def test_command_job_relaunched_manually_fails_when_its_run_fails_again(house: House) -> None:
-    """It has the tags of the first, and what was decided of that: nobody told its job, and another sensor began it anew."""
+    """Its run has the first run's tags, including the decision about it.
+
+    The job stayed running, and another sensor started it again.
+    """
     job = submit(house)
     first = dagster_run(house, job, dg.DagsterRunStatus.FAILURE, **{FAILURE_REASON_TAG: "STEP_FAILURE"})
     assert not is_retried(house.instance, first, house.plane)

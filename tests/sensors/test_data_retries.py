@@ -1,4 +1,4 @@
-"""Splits, validations and preparations that found no store, or no database, are tried again; bad data never is."""
+"""Splits, validations and preparations are retried after outages, but not for bad data."""
 
 from datetime import timedelta
 from typing import Any
@@ -53,7 +53,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fail(house: House, keys: list[str], error: Exception, partition: str | None = None, **tags: str) -> str:
-    """A run of these assets, of which the first ends with this error; returns its id."""
+    """Record a run whose first asset fails with this error; return its id."""
 
     def failing(key: str) -> dg.AssetsDefinition:
         @dg.asset(key=key.split("/"), partitions_def=partitions)
@@ -137,7 +137,7 @@ def test_only_the_newest_failed_split_of_a_version_is_retried(house: House) -> N
 
 
 def test_a_job_waits_while_its_data_is_tried_again_and_fails_with_it(house: House) -> None:
-    """It had failed for a second without the store."""
+    """One second without the store made it fail."""
     version = house.dataset(split=False)
     house.submit("job-1")
     split(house, version, StoreUnavailable("no answer"))
@@ -166,7 +166,7 @@ def test_job_fails_when_its_split_failed_before_the_retry_window(house: House, m
 @pytest.mark.parametrize("again", [True, False])
 @pytest.mark.parametrize("step", ["version", "prepared", "evaluation", "checkpoint"])
 def test_a_failed_run_s_log_is_read_once(house: House, monkeypatch: pytest.MonkeyPatch, step: str, again: bool) -> None:
-    """One that waited for its next try was read twice at each look, which is every few seconds."""
+    """A run that waited for its retry was read twice per tick, every few seconds."""
     monkeypatch.setattr(sensor, "ERROR_RETRY_PAUSE", timedelta(hours=1))
     error = StoreUnavailable("no answer") if again else ValueError("the user's")
     if step == "version":

@@ -1,4 +1,4 @@
-"""What the sensors decide, on the real graph and a real database: once each, never again, and never past what waits."""
+"""Sensor decisions on the real graph and database are made exactly once."""
 
 import os
 from datetime import timedelta
@@ -100,7 +100,7 @@ def test_a_submitted_job_starts_once_in_the_partition_of_its_run(house: House) -
     assert (request.run_key, request.partition_key) == ("job-1", "job-1")
     assert keys(request) == [f"models/{MODEL}/checkpoint"]
     assert house.instance.has_dynamic_partition(f"{MODEL}-runs", "job-1")
-    # Until it has started it is asked for again, under the run key that Dagster honours once.
+    # Until it has started it is requested again, under the run key that Dagster honours once.
     assert [request.run_key for request in house.tick(start_submitted_jobs)] == ["job-1"]
     house.plane.jobs.start("job-1")
     assert house.tick(start_submitted_jobs) == []
@@ -137,7 +137,7 @@ def test_job_waits_for_its_splits_with_a_reason_and_then_starts(house: House) ->
 
 
 def test_job_shows_that_its_run_waits_in_the_dagster_queue(house: House) -> None:
-    """It was queued for no reason, for as long as another one trained."""
+    """It was queued without a reason while another one trained."""
     house.dataset()
     house.submit("job-1")
     house.tick(start_submitted_jobs)
@@ -212,7 +212,7 @@ def test_a_job_of_an_unknown_dataset_fails_with_a_reason_that_says_what_to_do(ho
 
 @pytest.mark.parametrize("split", [True, False])
 def test_job_without_dataset_pins_the_current_version(house: House, split: bool) -> None:
-    """It may wait for hours: neither a newer version takes its place, nor is it deleted under the job."""
+    """While it waits, no newer version replaces its dataset, which cannot be deleted."""
     pinned = house.dataset(split=split)
     house.submit("job-1")
     house.tick(start_submitted_jobs)
@@ -232,7 +232,7 @@ def test_sandbox_job_starts_in_the_sandbox_partition(house: House) -> None:
 
 
 def test_sandbox_job_named_like_a_definition_fails(house: House) -> None:
-    """Its version is registered under the job's name: the definition's own, judged by the sandbox's gate."""
+    """Its version would be registered as the definition's own, judged by the sandbox's gate."""
     house.dataset("mine")
     house.submit("job-1", model="sandbox", name=MODEL, dataset="mine@1")
     assert house.tick(start_submitted_jobs) == []
@@ -241,7 +241,7 @@ def test_sandbox_job_named_like_a_definition_fails(house: House) -> None:
 
 
 def test_resumed_sandbox_job_named_like_a_definition_still_starts(house: House) -> None:
-    """No job can be renamed: its checkpoints would have been of no use any more."""
+    """Jobs cannot be renamed: its checkpoints would have become useless."""
     house.dataset("mine")
     house.submit("job-1", model="sandbox", name=MODEL, dataset="mine@1")
     jobs = house.plane.jobs
@@ -253,7 +253,6 @@ def test_resumed_sandbox_job_named_like_a_definition_still_starts(house: House) 
 
 
 def test_requested_asset_selection_exists_in_the_graph(house: House) -> None:
-    """The selection of a request is one that Dagster finds in the graph."""
     house.dataset(split=False)
     house.dataset("mine")
     house.submit("job-1", model="sandbox", name="x", dataset="mine@1")
@@ -412,7 +411,7 @@ def test_rollback_to_an_earlier_version_is_a_new_deployment(house: House) -> Non
     assert [request.run_key for request in house.tick(deploy_promotions)] == [f"deploy-{back}"]
 
 
-# A run that failed for good says so of its job.
+# A run that failed for good marks its job as failed.
 
 
 @pytest.mark.parametrize(("steps", "status"), [(("checkpoint",), "failed"), (("merged", "gguf"), "completed")])
@@ -495,10 +494,10 @@ def test_cursor_never_moves_backwards_without_new_events(house: House) -> None:
 @pytest.mark.requirement("Y5", "Y7")
 @pytest.mark.slow
 def test_recovery_events_and_stalls_of_a_running_job_are_reported_once(house: House) -> None:
-    """Its program healed something, then it falls silent: one event and one tag for each, over any number of looks."""
+    """A recovery, then a stall: one event and tag each, over any ticks."""
     house.submit("run-1")
     house.plane.jobs.start("run-1")
-    assert house.tick(watch_training) == []  # it has no record yet: nothing to look at
+    assert house.tick(watch_training) == []  # it has no record yet: nothing to check
     recipe = Recipe.named("smollm2-135m-lora")
     environment = Environment(git_commit="none", git_dirty=False, lock_sha256="none", python="3.11")
     record = RunRecord(run_id="run-1", model=MODEL, dataset="d@1", recipe=recipe, seed=1, environment=environment)
@@ -518,13 +517,13 @@ def test_recovery_events_and_stalls_of_a_running_job_are_reported_once(house: Ho
     assert told[0].payload["batch_size"] == 2
     assert set(data.tags("run-1")) >= {"health/incident_1", "health/stalled", "health/checkpoint_stale"}
     data.log_batch("run-1", metrics=[MetricPoint("train/loss", 1.9, 2, now + 701 * 60_000)])
-    check_training(job, house.plane, now + 720 * 60_000)  # it went on, and is silent a second time
+    check_training(job, house.plane, now + 720 * 60_000)  # it continued, and stalls a second time
     with house.plane.database.read() as connection:
         assert [event.type for event in read_after(connection, told[-1].seq, ["job.stalled"])] == ["job.stalled"]
 
 
 def test_a_job_that_waits_for_gpus_is_not_stalled(house: House) -> None:
-    """It was told to have no metric for a quarter of an hour, and its checkpoints to be late, as others had the GPUs."""
+    """It was reported as stalled and its checkpoints as late while it waited."""
     house.submit("run-1")
     house.plane.jobs.start("run-1")
     environment = Environment(git_commit="none", git_dirty=False, lock_sha256="none", python="3.11")
@@ -557,7 +556,10 @@ def test_a_job_that_waits_for_gpus_is_not_stalled(house: House) -> None:
 def test_unreadable_training_record_does_not_block_watching_other_jobs(
     house: House, monkeypatch: pytest.MonkeyPatch, spoilt: str
 ) -> None:
-    """Its record is of another release, or retention took the checkpoint that was just listed: nobody else's was seen."""
+    """One such job blocked all others.
+
+    The record is of another release, or retention removed a checkpoint that was just listed.
+    """
     store, recipe = house.plane.store, Recipe.named("smollm2-135m-lora")
     environment = Environment(git_commit="none", git_dirty=False, lock_sha256="none", python="3.11")
     for id in ("run-1", "run-2"):
@@ -601,7 +603,10 @@ def test_unreadable_training_record_does_not_block_watching_other_jobs(
 def test_checkpoint_is_reported_late_after_one_and_a_half_of_the_jobs_interval(
     house: House, policy: dict[str, Any], schedule: dict[str, Any], minutes: int
 ) -> None:
-    """Once and a half: an hour's, or 20 minutes' where its nodes may be taken away. One without a manifest is none."""
+    """After 90 minutes of an hour's interval, or half an hour for preemptible nodes.
+
+    A checkpoint without a manifest does not count.
+    """
     recipe = Recipe.named("smollm2-135m-lora").changed({"checkpoint": policy})
     environment = Environment(git_commit="none", git_dirty=False, lock_sha256="none", python="3.11")
     house.submit("run-1", schedule=schedule)
@@ -612,7 +617,7 @@ def test_checkpoint_is_reported_late_after_one_and_a_half_of_the_jobs_interval(
     late = ["job.checkpoint_stale"]
 
     def told(after: int) -> list[str]:
-        data.log_batch("run-1", metrics=[MetricPoint("train/loss", 2.0, after, now + after * 60_000)])  # or it had stalled
+        data.log_batch("run-1", metrics=[MetricPoint("train/loss", 2.0, after, now + after * 60_000)])  # avoids a stall
         check_training(job, house.plane, now + after * 60_000)
         with house.plane.database.read() as connection:
             return [event.type for event in read_after(connection, 0, late)]
@@ -648,7 +653,7 @@ def test_checkpoint_is_reported_late_after_one_and_a_half_of_the_jobs_interval(
 def test_interrupted_deployment_is_retried_and_a_decided_one_is_not(
     house: House, monkeypatch: pytest.MonkeyPatch, status: str, before: int, pause: int, tried: int
 ) -> None:
-    """The store was away while the weights were fetched, or the database as it began or when the engine had swapped them."""
+    """The store failed during the download, or the database before or after the engine's swap."""
     house.submit("job-1")
     promotion = house.promote(house.register("job-1").version)
     if status:
@@ -660,7 +665,7 @@ def test_interrupted_deployment_is_retried_and_a_decided_one_is_not(
 
 
 def test_training_launched_in_dagster_is_listed_as_queued_and_starts_once(house: House) -> None:
-    """It was no job until its run had begun, hours later."""
+    """It became a job only when its run had begun, hours later."""
     house.dataset()
     click(house, "clicked", {"parameters": {"max_steps": 3}})
     click(house, "job-1", {})
@@ -696,7 +701,7 @@ def test_training_is_cancelled_when_its_queued_run_is_terminated_in_dagster(hous
 
 
 def click(house: House, partition: str, given: dict[str, Any]) -> dg.DagsterRun:
-    """A run of the training, as the launchpad makes one, which stands in the queue."""
+    """Create a queued run of the training, as the launchpad does."""
     key = dg.AssetKey(["models", MODEL, "checkpoint"])
     definition = house.repository.get_implicit_job_def_for_assets([key])
     assert definition is not None

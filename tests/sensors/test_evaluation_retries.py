@@ -1,4 +1,4 @@
-"""What follows a training and fails for a reason of the machine is tried again a few times; for the user's reason never."""
+"""Steps after a training are retried after infrastructure failures, never after user errors."""
 
 from datetime import timedelta
 
@@ -25,7 +25,7 @@ KEY = dg.AssetKey(["models", MODEL, "evaluation"])
 
 
 def evaluate(house: House, error: Exception, **tags: str) -> str:
-    """A run of the evaluation of job-1 that ends with this error; returns its id."""
+    """Record an evaluation of job-1 that ends with this error; return its id."""
 
     @dg.asset(key=KEY, partitions_def=dg.DynamicPartitionsDefinition(name=f"{MODEL}-runs"))
     @reports_exit_reason
@@ -82,7 +82,7 @@ def test_evaluation_failed_by_infrastructure_is_retried_up_to_the_limit(
 
 @pytest.mark.parametrize("reason", ExitReason)
 def test_only_the_reason_decides_whether_an_evaluation_is_retried(trained: House, reason: ExitReason) -> None:
-    """Neither what the message says nor how the exception's class is called."""
+    """Neither the message nor the name of the exception's class matters."""
 
     class RenamedFailure(JobFailed):
         pass
@@ -107,7 +107,7 @@ def test_failure_message_counts_attempts_in_words(commands: Commands, attempt: i
 
 
 def test_abandoned_export_marks_the_version_failed(trained: House) -> None:
-    """Also where its worker died, which could record nothing."""
+    """Also when its worker died without recording anything."""
     with trained.plane.database.write() as connection:
         made = trained.plane.registry.register(connection, model(), registration("job-1"), {"adapter": artifact("adapter")})
     gguf = dg.AssetKey(["models", MODEL, "gguf"])

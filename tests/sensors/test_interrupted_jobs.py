@@ -1,4 +1,4 @@
-"""Jobs whose run, worker or program ended without the others: nothing goes on for a cancelled job, no job runs for ever."""
+"""Jobs whose run, worker or program ended alone: cancelled ones stop, none runs forever."""
 
 import os
 import sys
@@ -37,7 +37,7 @@ def resume(house: House, job: str, times: int = 1) -> None:
 
 @pytest.fixture
 def program(house: House) -> Iterator[Path]:
-    """The program of `job-1`, whose worker is not there."""
+    """Start the program of `job-1` without its worker."""
     yield from working(house, ["sleep", "600"])
 
 
@@ -78,7 +78,7 @@ def test_the_program_of_a_dead_worker_ends_with_its_job(house: House, program: P
 def test_program_with_a_live_worker_is_left_for_the_worker_to_stop(
     house: House, program: Path, status: dg.DagsterRunStatus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It gives it the time to save a checkpoint, and its log goes on until then."""
+    """The worker gives it time to save a checkpoint, and follows its log until then."""
     monkeypatch.setattr(house.instance.run_coordinator, "cancel_run", lambda run: True)
     house.submit("job-1")
     run_of(house, "job-1", status)
@@ -92,7 +92,7 @@ def test_program_with_a_live_worker_is_left_for_the_worker_to_stop(
 def test_run_whose_worker_died_while_cancelling_is_marked_ended(
     house: House, alive: bool, status: dg.DagsterRunStatus
 ) -> None:
-    """Who had resumed its job waited for five minutes for a worker that was not there any more."""
+    """Resuming its job waited five minutes for a worker that no longer existed."""
     house.submit("job-1")
     house.plane.jobs.cancel("job-1")
     resume(house, "job-1")
@@ -124,7 +124,7 @@ def test_program_ignoring_sigterm_is_killed_after_its_grace_period(house: House)
 
 
 def test_resumed_job_waits_for_the_orphaned_program_to_end(house: House, program: Path) -> None:
-    """It would attach to it, and go on where it was not sent back to."""
+    """Otherwise it would attach to that program, and ignore the requested checkpoint."""
     house.dataset()
     house.submit("job-1")
     run_of(house, "job-1", FAILURE, **{RUN_KEY_TAG: "job-1"})
@@ -169,10 +169,10 @@ def test_dead_run_is_retried_once_unless_its_job_was_cancelled(house: House) -> 
 
 @pytest.mark.parametrize(("saved", "retries"), [(False, "20"), (True, "1")])
 def test_retry_count_resets_only_after_a_new_checkpoint(house: House, saved: bool, retries: str) -> None:
-    """A training of weeks failed, as its stack was ended for the twenty-first time."""
+    """A training of weeks failed when its stack was stopped for the twenty-first time."""
 
     def save(step: int, seconds: int) -> None:
-        """With a time so many seconds from now: those of objects are in seconds."""
+        """Save a checkpoint this many seconds from now: object times are in seconds."""
         uri = f"s3://hanzo-ml/checkpoints/job-1/{step}/manifest.json"
         house.plane.store.put_bytes(uri, b"{}")
         path = house.plane.store.local_path(uri)
@@ -198,7 +198,7 @@ def test_retry_count_resets_while_the_program_keeps_running(house: House, progra
 
 
 def test_dead_run_is_retried_after_the_clock_was_set_back(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was left until the clock had come again to when it died."""
+    """It was ignored until the clock had passed its time of death again."""
     house.submit("job-1")
     house.plane.jobs.start("job-1")
     run_of(house, "job-1", FAILURE)
@@ -213,7 +213,7 @@ def test_dead_run_is_retried_after_the_clock_was_set_back(house: House, monkeypa
 
 
 def test_job_fails_when_its_worker_died_too_often(house: House) -> None:
-    """What kills each of its workers would be begun anew for ever."""
+    """Otherwise a job that kills each of its workers would be restarted endlessly."""
     for job, tried in (("last", MAX_RETRIES - 1), ("often", MAX_RETRIES)):
         house.submit(job)
         house.plane.jobs.start(job)
@@ -266,7 +266,7 @@ def test_terminated_run_does_not_cancel_a_job_that_another_run_serves(house: Hou
 
 @pytest.mark.parametrize("end", [dg.DagsterEventType.RUN_FAILURE, dg.DagsterEventType.RUN_CANCELED])
 def test_resumed_job_ends_with_a_run_queued_before_the_resume(house: House, end: dg.DagsterEventType) -> None:
-    """Somebody launched a failed training again in the Dagster UI, and resumed its job as well: it was running for ever."""
+    """A failed training was launched again in Dagster and resumed: it ran forever."""
     house.submit("job-1")
     house.plane.jobs.fail("job-1", "no room")
     run = run_of(house, "job-1", dg.DagsterRunStatus.NOT_STARTED, **{FAILURE_REASON_TAG: "STEP_FAILURE"})

@@ -1,4 +1,4 @@
-"""Sweeps that something comes in between: what was deleted, renamed, away or cut short. They go on, or end and say why."""
+"""Sweeps whose parts are deleted, renamed, unavailable or interrupted continue, or end with a reason."""
 
 import json
 import math
@@ -94,7 +94,7 @@ def test_ended_trials_keep_their_status_when_the_sweep_is_cancelled(house: House
 
 
 def stop_early(search: Search, number: int, value: float) -> None:
-    """By a last evaluation that was no better than the one before."""
+    """Stop it early: its last evaluation is no better than the one before."""
     search.house.plane.jobs.start(search.trials[number].job_id)
     for step in (10, 20):
         search.log(number, value, step)
@@ -128,7 +128,7 @@ def test_sweep_with_only_pruned_trials_reports_that_there_is_no_model(house: Hou
 
 @pytest.mark.parametrize("ends", ["completed", "cancelled"])
 def test_pruned_trial_can_be_resumed_to_its_end_and_is_evaluated(house: House, ends: str) -> None:
-    """The best one had converged, and was stopped for that: the only way to a model was to train once more."""
+    """The best trial was stopped because it had converged: a model required another training."""
     search = Search(house, max_trials=2, early_stopping=EARLY)
     search.look()
     stop_early(search, 0, 0.1)
@@ -191,7 +191,7 @@ def test_storage_failure_for_plots_does_not_block_trials(house: House) -> None:
     search = Search(house, max_trials=3, max_concurrent_trials=1)
     search.look()
     files = f"s3://hanzo-ml/runs/{search.id}"
-    house.plane.store.put_bytes(files, b"")  # so that there can be no folder of that name
+    house.plane.store.put_bytes(files, b"")  # so that no folder of that name can exist
     search.complete(0, 0.5)
     search.look()
     assert search.statuses() == ["completed", "running"]
@@ -227,7 +227,7 @@ def test_kill_at_any_statement_of_the_last_step_completes_the_sweep_once_with_pl
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 def test_trial_with_nonfinite_objective_fails(house: House, value: float) -> None:
-    """Through the database, which keeps an infinity as the largest double."""
+    """Through the database, which stores an infinity as the largest double."""
     search = Search(house, max_trials=1)
     search.look()
     job = search.trials[0].job_id
@@ -270,7 +270,7 @@ def database(postgres_url: str) -> Iterator[Database]:
 def test_concurrent_job_and_run_changes_do_not_deadlock_with_sweep_steps(
     database: Database, house: House, ends: str, other: str
 ) -> None:
-    """PostgreSQL: each of two holds what the other waits for, a row and the order of events, where one takes that first."""
+    """PostgreSQL: a row and the event order were locked in opposite order."""
     found, jobs, data = Sweeps(database), Jobs(database), RunData(database)
     config = sweep(max_trials=3, max_concurrent_trials=3, early_stopping=EARLY)
     identifier = found.start(config, user="ann", organization="default").id

@@ -1,4 +1,4 @@
-"""Submitted jobs start within the quota of their organization: the others wait in its queue and say for what."""
+"""Jobs start within their organization's quota; the others queue and show the reason."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def submit(house: House, name: str, organization: str = "community", gpus: int =
 
 
 def started(house: House) -> set[str]:
-    """The jobs that a look starts, each with a run as the daemon makes it."""
+    """Return the jobs that a tick starts, and create their runs."""
     before = {run.tags["dagster/partition"] for run in house.instance.get_runs()}
     new = {str(request.partition_key) for request in house.tick(start_submitted_jobs)} - before
     for job in new:
@@ -54,7 +54,7 @@ def test_jobs_beyond_the_quota_wait_and_start_when_one_ends(limited: House) -> N
     assert started(limited) == {first, second}
     assert reason(limited, third) == "waits for its organization's quota: 2 of 2 jobs run"
     assert reason(limited, fourth) == f"waits for its organization's quota, behind job {third}"
-    assert started(limited) == set()  # their runs have not begun: they are queued still, and take their places
+    assert started(limited) == set()  # their runs have not begun: they are still queued, and count against the quota
     limited.plane.jobs.start(first)
     limited.plane.jobs.start(second)
     assert started(limited) == set()
@@ -87,7 +87,7 @@ def test_full_quota_does_not_delay_other_organizations(limited: House) -> None:
 
 def test_recipe_gpus_count_toward_the_quota_and_an_oversized_job_fails(limited: House) -> None:
     limited.dataset()
-    limited.submit("lost", recipe="nowhere")  # it fails as it is started, and holds up no other
+    limited.submit("lost", recipe="nowhere")  # it fails at its start, and blocks no other
     limited.submit("fits", parameters={"hardware": {"gpus": 1}})
     limited.submit("waits", parameters={"hardware": {"gpus": 1}})
     limited.submit("never", parameters={"hardware": {"gpus": 2}})
@@ -107,7 +107,7 @@ def test_resumed_job_is_counted_with_its_new_gpu_count(limited: House) -> None:
 
 
 def test_job_requesting_no_gpu_counts_as_one_on_a_gpu_machine(limited: House) -> None:
-    """It gets one: two of an organization that may have one had two."""
+    """It gets one: an organization limited to one GPU had two."""
     set_quotas(limited, QUOTAS.replace("devices: []", "devices: ['0', '1']"))
     first, second = (submit(limited, name, "default") for name in ("first", "second"))
     assert started(limited) == {first}

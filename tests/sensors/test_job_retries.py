@@ -1,4 +1,7 @@
-"""A run that works for a job and finds no store, or no database, is tried again: the job's program goes on, or has ended."""
+"""Runs of a job are retried when store or database is unavailable.
+
+The job's program continues, or has ended.
+"""
 
 from datetime import timedelta
 
@@ -25,7 +28,7 @@ KEY = dg.AssetKey(["models", MODEL, "checkpoint"])
 def train(
     house: House, error: Exception, id: str = "job-1", model: str = MODEL, *, reports: bool = True, **tags: str
 ) -> str:
-    """A run of the training of a job that ends with this error; returns its id."""
+    """Record a training run of a job that ends with this error; return its id."""
     key = dg.AssetKey(["models", model, "checkpoint"])
 
     def fail() -> None:
@@ -112,7 +115,7 @@ def test_run_failed_by_storage_outage_is_retried_up_to_the_limit(
 def test_sweep_trial_is_retried_without_limit_during_a_storage_outage(
     house: House, monkeypatch: pytest.MonkeyPatch, error: Exception, again: bool
 ) -> None:
-    """A sweep lost its trials to a store that was away for hours, one after the other: none of them can be resumed."""
+    """A sweep lost its trials to an outage of hours: they cannot be resumed."""
     monkeypatch.setattr(retries, "ERROR_RETRY_PAUSE", timedelta(0))
     search = Search(house, max_trials=2, max_concurrent_trials=1)
     search.look()
@@ -127,7 +130,7 @@ def test_sweep_trial_is_retried_without_limit_during_a_storage_outage(
 
 
 def test_job_failure_reason_is_the_programs_message(training: House) -> None:
-    """It began with `resources.compute.base.JobFailed:`, which says nothing to whoever submitted it."""
+    """It began with the class name `resources.compute.base.JobFailed:`, which means nothing to users."""
     run = train(training, JobFailed("train job-1 failed after 1 attempt: KeyError: 'x'"))
     training.tick(retry_dead_runs)
     said = "its run failed: train job-1 failed after 1 attempt: KeyError: 'x'"
@@ -166,7 +169,7 @@ def test_failure_of_an_older_release_is_classified_by_its_class(training: House,
 
 @pytest.mark.parametrize("reason", ExitReason)
 def test_only_the_reason_decides_whether_a_training_is_retried(training: House, reason: ExitReason) -> None:
-    """Neither what the message says nor how the exception's class is called."""
+    """Neither the message nor the name of the exception's class matters."""
 
     class RenamedFailure(JobFailed):
         pass

@@ -1,4 +1,7 @@
-"""A Dagster whose history was begun anew beside a database that was not, as each time that a pod died which had it in it."""
+"""A Dagster that lost its history, with a database that did not.
+
+This happened whenever the pod with Dagster's history died.
+"""
 
 import dagster as dg
 import pytest
@@ -22,7 +25,10 @@ STARTED, FAILURE, CANCELED = dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.FA
 
 
 def look(house: House, sensor: Sensor) -> list[dg.RunRequest]:
-    """A first look, with what Dagster's daemon makes of it: the tick fails where a partition is not known."""
+    """Return the requests of a first tick, checked as by Dagster's daemon.
+
+    The tick fails for an unknown partition.
+    """
     context = dg.build_sensor_context(instance=house.instance, repository_def=house.repository)
     with partition_loading_context(dynamic_partitions_store=house.instance):
         return list(sensor.on(house.plane).evaluate_tick(context).run_requests or [])
@@ -65,7 +71,7 @@ def test_queued_job_is_started_only_by_its_own_sensor(house: House) -> None:
 
 
 def test_only_unfinished_work_is_requested_again(house: House) -> None:
-    """A training that had no exported version held up all that completed after it: its partition was not known."""
+    """A training without an exported version blocked all later ones: its partition was unknown."""
     house.dataset()
     for job in ("job-1", "job-2"):
         house.submit(job)

@@ -1,4 +1,4 @@
-"""A database that was put back to an earlier day, beside a Dagster that was not: everything goes on from what it knows."""
+"""A restored database with a newer Dagster: sensors continue from the database."""
 
 import shutil
 import sqlite3
@@ -23,7 +23,7 @@ SUCCESS = dg.DagsterRunStatus.SUCCESS
 
 @contextmanager
 def lost(house: House) -> Iterator[None]:
-    """What is recorded meanwhile is not, afterwards."""
+    """Discard what is recorded within the block."""
     database = house.plane.database
     file, copy = Path(str(database.engine.url.database)), house.folder / "backup.db"
     with closing(sqlite3.connect(file)) as source, closing(sqlite3.connect(copy)) as target:
@@ -36,7 +36,7 @@ def lost(house: House) -> Iterator[None]:
 
 
 def test_work_lost_by_the_restore_is_repeated_once(house: House) -> None:
-    """Of two jobs that had completed, one was registered before the backup, and one after it."""
+    """One of two completed jobs was registered before the backup, the other after it."""
     for job in ("job-1", "job-2"):
         house.submit(job)
         house.complete(job)
@@ -48,7 +48,7 @@ def test_work_lost_by_the_restore_is_repeated_once(house: House) -> None:
         house.register("job-2")
         house.split(version)
         assert run_keys(house, *sensors) == []
-    house.submit("job-3")  # as a number, a cursor had passed over it
+    house.submit("job-3")  # a numeric cursor would have skipped it
     house.complete("job-3")
     known = ["evaluate-job-2-again-1", "evaluate-job-3-again-1", f"split-{version.id}-again-1"]
     assert run_keys(house, *sensors) == known
@@ -82,7 +82,7 @@ def test_job_with_an_active_or_unprocessed_run_is_left_alone(house: House, statu
 
 
 def test_manually_relaunched_run_is_not_duplicated(house: House) -> None:
-    """Dagster's UI gives it the tags of the one that failed: as if it had ended, and told its job."""
+    """Dagster's UI copies the failed run's tags: it looked ended, with its job already marked."""
     house.submit("job-1")
     house.plane.jobs.start("job-1")
     first = run_of(house, "job-1", FAILURE)

@@ -1,4 +1,4 @@
-"""A job that was resumed is started once more, when nothing works for it any more, and not ended as what it was before."""
+"""A resumed job starts once after earlier work has stopped, and stays resumed."""
 
 import time
 
@@ -42,7 +42,7 @@ def test_each_resume_starts_a_separate_run(house: House) -> None:
 
 
 def test_resumed_job_waits_until_the_cancelled_run_has_ended(house: House) -> None:
-    """Two programs would write the checkpoints of one run."""
+    """Otherwise two programs would write the checkpoints of one run."""
     house.dataset()
     house.submit("job-1")
     for status in (STARTED, dg.DagsterRunStatus.CANCELING):
@@ -60,7 +60,7 @@ def test_resumed_job_waits_until_the_cancelled_run_has_ended(house: House) -> No
 
 
 def test_only_the_run_from_before_the_resume_is_cancelled(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sensor may look only when both have happened."""
+    """The sensor may run only after both have happened."""
     house.submit("job-1")
     old = run_of(house, "job-1", STARTED)
     time.sleep(0.01)

@@ -1,4 +1,7 @@
-"""Sweeps on a real database and a real Dagster instance: trials end as jobs do, by states and metrics."""
+"""Sweeps on a real database and Dagster instance: trials end as jobs do.
+
+The tests set states and metrics.
+"""
 
 import threading
 from collections.abc import Iterator
@@ -64,7 +67,7 @@ def test_a_sweep_runs_to_its_end_as_jobs_and_child_runs(house: House) -> None:
 
 @pytest.mark.parametrize(("direction", "best"), [("minimize", 0.25), ("maximize", 0.5)])
 def test_the_run_of_a_sweep_shows_the_best_value(house: House, direction: str, best: float) -> None:
-    """It showed that of the trial with the highest number, whichever ended last, and however bad it was."""
+    """It showed the value of the trial with the highest number, however bad."""
     objective = {"metric": "eval/loss", "direction": direction}
     search = Search(house, max_trials=3, max_concurrent_trials=3, objective=objective)
     search.look()
@@ -90,7 +93,7 @@ def test_only_the_best_trial_of_a_sweep_is_evaluated(house: House, direction: st
 
 
 def test_completed_trial_is_pruned_retroactively_at_the_step_where_it_stalled(house: House) -> None:
-    """Had anybody looked in time, it would have been."""
+    """A tick in time would have pruned it."""
     search = Search(house, max_trials=2, early_stopping={"patience": 1, "min_delta": 0.0})
     search.look()
     for step, value in ((10, 0.4), (20, 0.5)):
@@ -105,7 +108,10 @@ def test_completed_trial_is_pruned_retroactively_at_the_step_where_it_stalled(ho
 
 
 def test_halving_compares_a_trial_once_with_trials_that_reached_the_rung_earlier(house: House) -> None:
-    """By the clock, and not by whom somebody looks at first; and where it logs a step again, by when it was there first."""
+    """Ordered by time, not by the order of evaluation.
+
+    A step that is logged again keeps its first time.
+    """
     search = Search(house, strategy="successive_halving", max_trials=3, max_concurrent_trials=3)
     search.look()
     for time, number, value in ((1, 2, 0.5), (2, 1, 0.4), (3, 0, 0.45)):
@@ -128,7 +134,7 @@ def test_stalled_trial_is_cancelled_and_frees_its_slot_when_its_run_has_ended(ho
     run = house.instance.create_run_for_job(definition, tags={"dagster/partition": job}, status=dg.DagsterRunStatus.STARTED)
     house.plane.jobs.start(job)
     for step, value in ((10, 0.5), (20, 0.5), (30, 0.6)):
-        search.log(0, 10 / step, step)  # it was killed then: what it says the second time counts
+        search.log(0, 10 / step, step)  # it was killed then: its second run's values count
         search.log(0, value, step, time=2)
         search.look()
         assert (search.statuses() == ["pruning"]) == (step == 30), "a step that was logged again is one step"
@@ -160,14 +166,14 @@ def test_sweep_without_dataset_pins_one_version_for_all_trials(house: House) -> 
     ],
 )
 def test_sweep_of_a_missing_definition_fails_before_its_first_trial(house: House, base: dict[str, str], words: str) -> None:
-    """Each of fifty trials was made, and failed for it."""
+    """Each of fifty trials was created, and failed."""
     house.dataset("colours")
     found = Search(house, base_config=base).look()
     assert (found.sweep.status, found.trials) == ("failed", ()) and words in found.sweep.reason
 
 
 def test_sweep_of_an_unpinned_base_model_fails_before_its_first_trial(house: House) -> None:
-    """The specification's own: fifty trials failed one after the other, each of the same."""
+    """The specification's own: fifty trials failed for the same reason."""
     house.dataset("instruction-v2")
     specified = SweepConfig.model_validate(yaml.safe_load(SPECIFIED))
     identifier = Sweeps(house.plane.database).start(specified, user="ann", organization="default").id
@@ -183,12 +189,12 @@ def test_sweep_of_an_unpinned_base_model_fails_before_its_first_trial(house: Hou
 def test_sweep_with_one_invalid_choice_still_starts_its_trials(house: House) -> None:
     house.dataset(DATASET)
     base = {"model": MODEL, "distributed": {"strategy": "deepspeed_zero2", "gpus_per_node": 2, "backend": "gloo"}}
-    space = {"optimizer": {"type": "choice", "values": ["adamw_8bit", "adamw"]}}  # DeepSpeed has adamw alone
+    space = {"optimizer": {"type": "choice", "values": ["adamw_8bit", "adamw"]}}  # DeepSpeed only supports adamw
     assert len(Search(house, base_config=base, search_space=space).look().trials) == 2
 
 
 def test_sweep_named_like_a_definition_fails_before_its_first_trial(house: House) -> None:
-    """Each of its trials was started, and failed for the name."""
+    """Each of its trials was started, and failed because of the name."""
     house.dataset()
     search = Search(house, experiment=MODEL)
     found = search.look()
@@ -247,7 +253,7 @@ def database(request: pytest.FixtureRequest) -> Iterator[Database]:
 
 
 def test_concurrent_sweep_steps_start_each_trial_once(database: Database, house: House) -> None:
-    """Two daemons, or one that was killed and comes back: each of many looks does all or nothing."""
+    """Two daemons, or one restarted after a kill: each of many ticks is atomic."""
     found = Sweeps(database)
     identifier = found.start(sweep(max_trials=4, max_concurrent_trials=4), user="ann", organization="default").id
     together, problems = threading.Barrier(4), []
@@ -283,7 +289,7 @@ def test_step_decided_on_an_outdated_snapshot_is_not_applied(house: House) -> No
 
 @pytest.mark.requirement("K7")
 def test_kill_at_any_statement_neither_loses_nor_duplicates_trials(house: House) -> None:
-    """The step that starts trials is cut before its statement 1, 2, 3, ... until one gets through."""
+    """Interrupts the step that starts trials before its statement 1, 2, 3, ..."""
     search = Search(house, max_trials=2)
     for place in range(200):
         try:

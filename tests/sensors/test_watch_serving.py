@@ -1,4 +1,7 @@
-"""What the engine does not serve as it was deployed is told once, and deployed again; what is under way is left alone."""
+"""Serving that differs from the record is reported once and redeployed.
+
+Deployments in progress are left alone.
+"""
 
 import json
 import shutil
@@ -32,7 +35,7 @@ Start = Callable[..., Gateway]
 
 @pytest.fixture
 def start(house: House, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """Starts the engine, with what its state says that it served before."""
+    """Start the engine with the state that it served before."""
     port = free_port()
     monkeypatch.setenv("HANZO_ML_ENGINE_PORT", str(port))
     house.plane.database.close()
@@ -53,7 +56,7 @@ def start(house: House, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 
 
 def serve(house: House) -> int:
-    """Version 1 serves, as the record has it. Returns its promotion."""
+    """Record version 1 as serving; return its promotion."""
     house.register("run-1")
     promotion = house.promote(1)
     house.tick(deploy_promotions)
@@ -94,7 +97,7 @@ def test_version_missing_in_the_engine_is_reported_and_redeployed_once(house: Ho
 def test_lost_version_is_redeployed_when_the_engine_returns_after_failed_retries(
     house: House, start: Start, retries: int, told: int
 ) -> None:
-    """All tries to deploy it again had failed, and it stayed `deploying` for ever."""
+    """All retries had failed, and it stayed `deploying` forever."""
     promotion = serve(house)
     gateway = start()
     house.tick(watch_serving)
@@ -122,7 +125,7 @@ def test_corrupt_file_refused_by_a_restarted_engine_is_reported(house: House, st
 
 
 def test_engine_serving_another_version_than_recorded_is_reported(house: House, start: Start) -> None:
-    """It was killed as it swapped, and came back when its deployment had been given up."""
+    """It was killed during the swap, and returned when its deployment had been abandoned."""
     serve(house)
     start(version=2, path=str(house.folder / "model.gguf"))
     house.tick(watch_serving)
@@ -150,7 +153,7 @@ def test_version_about_to_be_replaced_is_not_reported(house: House, start: Start
 
 @pytest.mark.parametrize("status", ["serving", "loading"])
 def test_served_version_equal_to_the_record_has_no_difference(house: House, status: Literal["serving", "loading"]) -> None:
-    """Also while an engine that was started anew still loads it."""
+    """Also while a restarted engine still loads it."""
     promotion = serve(house)
     with house.plane.database.read() as connection:
         recorded = deployments.find_by_promotion(connection, promotion)
@@ -192,7 +195,7 @@ def test_an_engine_that_lost_its_state_serves_again(house: House, start: Start) 
 
 
 def test_version_marked_lost_but_served_is_recorded_as_serving(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine that was away came back with its state."""
+    """The engine returned with its state after an outage."""
     promotion = serve(house)
     with house.plane.database.write() as connection:
         (recorded,) = deployments.list_in_production(connection)

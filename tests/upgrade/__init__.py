@@ -1,1 +1,1 @@
-"""The product on states that earlier releases left: `tests/fixtures` holds them."""
+"""The product on states of earlier releases, which are in `tests/fixtures`."""

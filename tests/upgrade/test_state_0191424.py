@@ -1,4 +1,4 @@
-"""An installation of commit 0191424, continued by this code: nothing is lost, nothing is started twice.
+"""An installation of commit 0191424, continued by this code without loss or repeated work.
 
 Only the command line, HTTP and stored files are used, as an installed system would see the upgrade.
 """
@@ -24,11 +24,11 @@ FACTS = json.loads((STATE / "facts.json").read_text())
 JOBS: dict[str, str] = FACTS["jobs"]
 MODEL: str = FACTS["model"]
 CODE_ONLY = {"git commit", "uncommitted changes", "requirements.lock"}
-"""Differences of an environment that by themselves change no number."""
+"""Environment differences that by themselves change no number."""
 
 
 def restore(home: Path) -> Path:
-    """Unpack the state, and replace the folder that it was made in where a document names it."""
+    """Unpack the state, and replace its original folder where a document names it."""
     with tarfile.open(STATE / "state.tar.xz") as tar:
         tar.extractall(home, filter="data")
     for pattern in ("engine/*.json", "jobs/*/*/*.json", "dagster/dagster.yaml"):
@@ -44,7 +44,7 @@ def rows(database: Path, query: str) -> list[Any]:
 
 @dataclass(frozen=True)
 class Upgraded:
-    """A stack of this code on the restored state, and the Dagster runs that the state held before."""
+    """A stack of this code on the restored state, with its earlier Dagster runs."""
 
     stack: LocalStack
     dagster_runs: frozenset[str]
@@ -81,7 +81,7 @@ def stopped_sensors(stack: LocalStack) -> list[str]:
 
 
 def tags_of_runs(stack: LocalStack) -> dict[str, dict[str, str]]:
-    """The tags of every Dagster run; its partition is the id of a job."""
+    """Return the tags of every Dagster run; its partition is the id of a job."""
     query = "{ runsOrError(limit: 1000) { ... on Runs { results { runId tags { key value } } } } }"
     found = graphql(stack, query)["runsOrError"]["results"]
     return {run["runId"]: {tag["key"]: tag["value"] for tag in run["tags"]} for run in found}
@@ -141,14 +141,14 @@ def test_version_quarantined_before_is_still_refused(stack: LocalStack) -> None:
 
 @pytest.mark.slow
 def test_export_interrupted_by_down_is_retried_and_fails_for_its_old_reason(stack: LocalStack) -> None:
-    """Its program had ended with code 78, and the run that waited for it was killed before it had read so."""
+    """Its program exited with code 78, and its run was killed before reading that."""
     job = stack.get(f"/v1/models/{FACTS['quarantined']}/versions/1")["run_id"]
     assert "not finite" in stack.wait_for("evaluation.failed", job)["payload"]["error"]
 
 
 @pytest.mark.slow
 def test_finished_run_is_replayed(stack: LocalStack) -> None:
-    """Bit for bit, unless this machine or its packages compute other last bits: then the verdict names them."""
+    """Bit for bit, unless this environment rounds differently: then the verdict names the differences."""
     replay = stack.hanzo_ml("run", "replay", JOBS["finished"], "--json", check=False)
     assert replay.stdout, replay.stderr
     verdict = json.loads(replay.stdout)
@@ -196,7 +196,7 @@ RENAMED_FILES = {
 
 @pytest.mark.slow
 def test_new_job_writes_where_the_old_one_did(stack: LocalStack) -> None:
-    """URIs are names that others hold: objects of equal work lie at equal places."""
+    """URIs are stored elsewhere: objects of equal work have equal locations."""
     wait_until("version 2", lambda: len(stack.events("model.exported", key=MODEL)) == 2)
     old = places(stack, JOBS["finished"], 1)
     before = {re.sub(r"[^/]+$", lambda found: RENAMED_FILES.get(found[0], found[0]), place) for place in old}
@@ -206,7 +206,7 @@ def test_new_job_writes_where_the_old_one_did(stack: LocalStack) -> None:
 
 @pytest.mark.slow
 def test_sensors_ask_for_runs_under_the_same_keys(stack: LocalStack) -> None:
-    """Dagster starts a run key once: under another one, work that is done would be done again."""
+    """Dagster starts a run key once: another key would repeat finished work."""
     wait_until("version 2", lambda: len(stack.events("model.exported", key=MODEL)) == 2)
     keys = {job: run_keys(stack, job) for job in (JOBS["finished"], JOBS["queued"])}
     assert len(keys[JOBS["finished"]]) > 1
@@ -220,9 +220,10 @@ def run_keys(stack: LocalStack, job: str) -> set[str]:
 
 
 def places(stack: LocalStack, job: str, number: int) -> set[str]:
-    """The keys of a job's objects and the URIs of its version's artifacts, without what differs from job to job.
+    """Return the keys of a job's objects and the URIs of its version's artifacts.
 
-    Metrics that were not sent yet when a checkpoint was written lie with it: how many depends on the load of the machine.
+    Parts that differ from job to job are left out. Metrics that were not sent when a checkpoint was written are stored
+    with it: their number depends on the load of the machine.
     """
     objects = stack.home / "objects"
     keys = [path.relative_to(objects).as_posix() for path in objects.rglob("*") if path.is_file()]
@@ -233,7 +234,7 @@ def places(stack: LocalStack, job: str, number: int) -> set[str]:
 
 @pytest.mark.slow
 def test_sensors_keep_their_state_and_start_nothing_twice(upgraded: Upgraded) -> None:
-    """The last test: by now every sensor has gone through what the state held."""
+    """The last test: by now every sensor has processed the restored state."""
     stack = upgraded.stack
     wait_until("the end of the queued job", lambda: len(stack.events("model.exported", key=MODEL)) == 2)
     assert stopped_sensors(stack) == [FACTS["stopped_sensor"]]

@@ -1,5 +1,6 @@
-"""Artifacts have their SHA-256 from upload on, on a folder and on S3: what is not whole is not stored, and what
-is not the same any more is not given away.
+"""Artifact integrity by SHA-256, on a folder and on S3.
+
+Incomplete uploads are not stored, and corrupt content is not served.
 """
 
 import base64
@@ -23,7 +24,7 @@ from tests.support.s3_server import S3Server
 from tests.support.server_process import ServerProcess
 
 LARGE = bytes(range(256)) * (6 << 12)
-"""More than is sent in one request, and than is kept in memory."""
+"""More than one request sends, and more than is kept in memory."""
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,7 @@ def test_download_returns_content_with_its_sha256(server: ArtifactServer, run_id
 def test_overlong_artifact_key_is_refused_with_400(
     server: ArtifactServer, run_id: str, name: str, times: tuple[int, int]
 ) -> None:
-    """Answered with a 503, it was sent again for ever."""
+    """A 503 made clients resend it endlessly."""
     fits, too_long = ((name * count).removesuffix("/") for count in times)
     answer = server.raw("POST", f"/v1/runs/{run_id}/artifacts?key={too_long}", b"x")
     assert answer.status == 400 and "at most 240 bytes in a name, and 1024 in all" in json.loads(answer.body)["message"]
@@ -97,7 +98,7 @@ def test_corrupt_artifact_answers_409_and_emits_an_event(server: ArtifactServer,
 
 
 def test_corruption_is_detected_after_an_abandoned_multipart_upload(server: ArtifactServer, run_id: str) -> None:
-    """The store did not answer when the parts were to become one, and the client sent the file through the server."""
+    """The client falls back to the server when joining the parts times out."""
     where, place = server.place(run_id, "f"), uri(run_id, "f")
     server.records.begin_upload(place, UNKNOWN_HASH, 0)
     server.raw("PUT", where, b"content")
@@ -144,7 +145,7 @@ def test_readers_never_see_a_broken_or_mixed_file_while_it_is_replaced(server: A
     ended.set()
     reader.join()
     whole = {hashlib.sha256(body).digest() for body in bodies}
-    # 503 says that it was replaced while it was read, and clients ask again; a broken one would be a 409.
+    # 503: replaced while being read, so clients retry; a corrupt one would be a 409.
     assert [found for found in seen if found[0] != 503 and (found[0] != 200 or found[1] not in whole)] == []
     last = server.raw("GET", where)
     assert (last.status, hashlib.sha256(last.body).digest() in whole) == (200, True)
@@ -175,7 +176,7 @@ def test_upload_with_a_wrong_checksum_header_is_refused(
 
 
 def nothing_unfinished(server: ArtifactServer) -> bool:
-    """Whether the beginnings of files that were never completed go away."""
+    """Whether uploads that were never completed are removed."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         if not list((server.process.home / "objects").glob("*/runs/*/artifacts/**/*#*")):
@@ -276,10 +277,10 @@ def memory(process_id: int) -> int:
 
 @pytest.mark.slow
 def test_the_memory_of_a_server_does_not_grow_with_a_file(server: ArtifactServer, run_id: str) -> None:
-    # The S3 of the tests keeps files in memory, several times over.
+    # The S3 server of the tests keeps files in memory, several times over.
     size = 1 << 30 if server.process.settings.storage.endpoint is None else 150 << 20
     where = server.place(run_id, "large")
-    server.raw("PUT", where, LARGE)  # what the libraries take once
+    server.raw("PUT", where, LARGE)  # memory that libraries allocate once
     server.raw("GET", where)
     process_id = server.process.process_id
     before, peak, ended = memory(process_id), 0, threading.Event()
@@ -315,7 +316,7 @@ runpy.run_module("api.server", run_name="__main__")
 
 
 class SmallDisk(ServerProcess):
-    """No file of it gets larger than 3 MB: the kernel refuses the rest, as a full disk does."""
+    """Limit files to 3 MB, as a full disk does."""
 
     command = (sys.executable, "-c", LIMITED)
 
@@ -335,7 +336,7 @@ def test_full_disk_answers_507_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 class Unready(ServerProcess):
-    """Its store does not answer, so it is never ready."""
+    """A server whose store does not respond, so it is never ready."""
 
     ready = "/alive"
 

@@ -1,7 +1,8 @@
-"""Attacks of the past on artifact stores, with their payloads, on every route that takes a path, on a folder and on S3.
+"""Known attacks on artifact stores, on every route that takes a path.
 
-CVE-2023-1177, 2023-2356, 2023-2780, 2023-6018, 2023-6831, 2023-6909, 2023-6977, 2024-1483, 2024-1558, 2024-1560, 2024-3573,
-2024-3848, 2025-11201, 2026-2614 (paths), 2024-27132 (content that a browser would run).
+They run on a folder and on S3, with their original payloads. CVE-2023-1177, 2023-2356, 2023-2780, 2023-6018, 2023-6831,
+2023-6909, 2023-6977, 2024-1483, 2024-1558, 2024-1560, 2024-3573, 2024-3848, 2025-11201, 2026-2614 (paths), 2024-27132
+(content that a browser would run).
 """
 
 import json
@@ -78,7 +79,7 @@ NAMES = {
     "hidden": ".ssh/authorized_keys",
     "manifest": "x/manifest.json",
 }
-"""Odd, but only names: they are kept as they are, inside of the run's folder."""
+"""Unusual but valid names: they are stored unchanged inside the run's folder."""
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +106,10 @@ def model_id(server: ArtifactServer) -> str:
 
 
 def routes(run_id: str, model_id: str) -> dict[str, tuple[str, str]]:
-    """Every route that takes the path of an artifact: method, and address with PATH in its place."""
+    """List routes that take an artifact path.
+
+    Returns method and address, with PATH in its place.
+    """
     api, ajax, proxy = "/api/2.0/mlflow", "/ajax-api/2.0/mlflow", "/api/2.0/mlflow-artifacts"
     return {
         "download": ("GET", f"{proxy}/artifacts/0/{run_id}/artifacts/PATH"),
@@ -137,12 +141,12 @@ def routes(run_id: str, model_id: str) -> dict[str, tuple[str, str]]:
 
 
 TIDIED = {"list", "list of the proxy", "list of the proxy itself", "list of a model"}
-"""A listing takes `./a/` for `a`, as clients write it."""
+"""Listings accept `./a/` for `a`, as clients write it."""
 
 
 NAMES_NO_FILE = {"/v1/datasets/{dataset_id}/diff", "/v1/features/{name}/{key:path}", "/dagster/{path:path}"}
-"""What the first two call a key is a column of the records, or a value of one, which is looked for by its hash. The last one
-is proxied to Dagster's web server; tests/api/dagster_ui attacks its paths."""
+"""The first two take a column of the records or a value of one, which is found by its hash. The last one is proxied to
+Dagster's web server; tests/api/dagster_ui attacks its paths."""
 
 
 def test_every_route_taking_a_path_is_covered() -> None:
@@ -167,7 +171,7 @@ def test_path_traversal_never_leaves_the_store(server: ArtifactServer, run_id: s
     before = {found: found.stat().st_mtime_ns for found in home.rglob("*") if found.is_file() and "objects" in found.parts}
     objects = server.store.list("s3://hanzo-ml/runs")
     for name, (method, address) in routes(run_id, model_id).items():
-        # As it is where a client may send that, encoded once and encoded twice.
+        # Unencoded where a client may send that, encoded once and encoded twice.
         written = [quote(path, safe=""), quote(quote(path, safe=""), safe="")]
         if path.isascii() and path.isprintable() and not set(path) & set(" ?#\\"):
             written.append(path)

@@ -1,4 +1,4 @@
-"""What a downloaded file is called, and what it is said to be."""
+"""File name and content type of a downloaded file."""
 
 import pytest
 
@@ -41,5 +41,5 @@ def test_content_type_equals_mlflows_for_the_file_name(name: str, expected: str)
     ],
 )
 def test_filename_is_plain_where_possible_quoted_or_encoded_otherwise(name: str, expected: str) -> None:
-    """As MLflow's server writes it: clients that read `filename` alone know no other form."""
+    """As MLflow's server writes it: clients that read only `filename` know no other form."""
     assert filename_parameter(name) == expected

@@ -1,4 +1,4 @@
-"""What a run's job published is among the files of the run: mlflow's own client lists and downloads it."""
+"""Files that a run's job published are listed and downloaded by mlflow's own client."""
 
 from pathlib import Path
 
@@ -21,8 +21,9 @@ def server(server_on_either: ServerProcess) -> ArtifactServer:
 
 @pytest.fixture
 def run_id(server: ArtifactServer, tmp_path: Path) -> str:
-    """A run whose job left an adapter, its result, a checkpoint, and another one after it had been sent back to the first;
-    of one more the manifest is not there yet.
+    """Create a run whose job left an adapter, a result and two checkpoints.
+
+    The second checkpoint was written after a rollback to the first. A third one has no manifest yet.
     """
     run, folder = server.new_run(), tmp_path / "weights"
     folder.mkdir()
@@ -37,7 +38,7 @@ def run_id(server: ArtifactServer, tmp_path: Path) -> str:
 
 
 def listed(server: ArtifactServer, run_id: str) -> list[str]:
-    """All files of a run, as mlflow's client finds them from folder to folder."""
+    """List all files of a run with mlflow's client, folder by folder."""
     client, folders = MlflowClient(server.url), [""]
     found: list[str] = []
     while folders:
@@ -72,7 +73,7 @@ def test_mlflow_client_lists_and_downloads_published_checkpoints(
 def test_creating_a_version_from_a_published_file_is_refused_with_the_register_command(
     server: ArtifactServer, run_id: str
 ) -> None:
-    """What the client had just listed was said not to be there, and to be uploaded first."""
+    """The server reported a file that the client had just listed as missing."""
     client = MlflowClient(server.url)
     client.create_registered_model(name := f"m-{run_id}")
     for path in ("checkpoint-final", "checkpoint-final/adapter", "checkpoint/from-10/step-20", "train.json"):

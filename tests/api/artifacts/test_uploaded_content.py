@@ -1,7 +1,7 @@
-"""What was uploaded is bytes to this server: it is given back as a download, runs in nobody's browser, and is never loaded.
+"""Uploaded content is served as a download, never executed or deserialized.
 
-CVE-2024-27132 (content that a browser would run), 2024-37052 to 2024-37060 (models that are pickles), 2023-47248 (pickles in
-Arrow files).
+CVE-2024-27132 (content that a browser would run), 2024-37052 to 2024-37060 (models that are pickles), 2023-47248 (pickles
+in Arrow files).
 """
 
 import json
@@ -45,7 +45,7 @@ def http(server: ArtifactServer) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
-    """The application, to ask for its routes."""
+    """Return the application, for its routes."""
     return create_app(Settings.load({"HANZO_ML_HOME": str(tmp_path_factory.mktemp("routes"))}))
 
 
@@ -71,12 +71,13 @@ DOWNLOADS = {prefix + path for prefix in MLFLOW_PREFIXES for path in BELOW_THE_P
     "/v1/datasets/{dataset_id}/preview",
 }
 LINK = "/v1/dataset-files"
-"""S3 itself answers to the links that lead to it."""
+"""S3 itself serves the links that point to it."""
 
 
 def uploads(server: ArtifactServer, http: httpx.Client) -> list[dict[str, str]]:
-    """The page, uploaded in every way. Returns by the names of parameters where it is: each time what has several places has
-    another one.
+    """Upload the page in every way.
+
+    Returns its locations by parameter name: a different one each time where an upload has several.
     """
     run_id = server.new_run()
     model_id = new_logged_model(http, run_id)
@@ -111,7 +112,10 @@ def uploads(server: ArtifactServer, http: httpx.Client) -> list[dict[str, str]]:
 
 
 def asked(template: str, values: dict[str, str], known: Collection[str] | None) -> str:
-    """The address of a route with its query parameters; with all where `known` is None, as MLflow ignores others."""
+    """Return the address of a route with its query parameters.
+
+    All of them where `known` is None, as MLflow ignores others.
+    """
     path = re.sub(r"\{(\w+)[^}]*\}", lambda found: values.get(found[1], "x"), template)
     given = {name: value for name, value in values.items() if known is None or name in known}
     return f"{quote(path)}?{urlencode(given)}"
@@ -127,7 +131,7 @@ def check_harmless(answer: Answer, what: str) -> None:
 def test_every_route_serving_an_upload_prevents_browser_execution(
     server: ArtifactServer, http: httpx.Client, app: FastAPI
 ) -> None:
-    """Every route that reads is asked; which of them have the page in their answers is found out here."""
+    """Calls every route that reads, and determines here which of them return the page."""
     found: dict[str, set[str]] = {}
     query_parameters = {
         context.path: set(list_query_parameters(route.dependant))
@@ -159,7 +163,7 @@ def test_every_route_serving_an_upload_prevents_browser_execution(
 
 
 class Payload:
-    """Makes a folder when it is loaded."""
+    """Creates a folder when it is deserialized."""
 
     def __init__(self, mark: Path) -> None:
         self._mark = mark
@@ -169,7 +173,7 @@ class Payload:
 
 
 def arrow_file(pickled: bytes) -> bytes:
-    """An Arrow file whose column has a type that older pyarrow unpickled."""
+    """Return an Arrow file whose column has a type that older pyarrow unpickled."""
     kind = {"ARROW:extension:name": "arrow.py_extension_type", "ARROW:extension:metadata": pickled}
     schema = pyarrow.schema([pyarrow.field("text", pyarrow.string(), metadata=kind)])
     sink = pyarrow.BufferOutputStream()
@@ -214,7 +218,7 @@ def test_uploaded_pickles_and_yaml_are_never_loaded(server: ArtifactServer, http
             answer = http.post("/v1/datasets", data={"name": f"p-{run_id}-{kind}", "format": kind}, files=sent)
             assert answer.status_code in (201, 400), answer.text
     assert not mark.exists()
-    pickle.loads(pickled)  # or it would have proved nothing
+    pickle.loads(pickled)  # or the test would prove nothing
     mark.rmdir()
     yaml.unsafe_load(tagged)
     mark.rmdir()

@@ -1,4 +1,4 @@
-"""A server with sign-in, its IAM, and two organizations with one object of every kind each."""
+"""A server with sign-in, its IAM, and two organizations with every kind of object."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ class SignedIn:
 def client(
     server: ServerProcess, iam: Iam, tokens: list[str], conformance: Conformance, user: str, org: str, *roles: str
 ) -> httpx.Client:
-    """An answer that is not as the OpenAPI document says fails the test that got it."""
+    """Fails the test that gets a response which contradicts the OpenAPI document."""
     token = iam.token(user, org, *roles)
     tokens.append(token)
     return httpx.Client(
@@ -68,7 +68,7 @@ def made(answer: httpx.Response) -> Any:
 
 
 def objects_of(admin: httpx.Client, name: str) -> dict[str, str]:
-    """One object of every kind, made as users make them."""
+    """Create one object of every kind, as users do."""
     experiment = made(admin.post(f"{MLFLOW}/experiments/create", json={"name": "shared name"}))["experiment_id"]
     run = made(admin.post(f"{MLFLOW}/runs/create", json={"experiment_id": experiment}))["run"]["info"]["run_id"]
     made(admin.post(f"{MLFLOW}/runs/log-metric", json={"run_id": run, "key": "loss", "value": 0.5, "timestamp": 1}))
@@ -98,7 +98,7 @@ def objects_of(admin: httpx.Client, name: str) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
-    """The application, to ask for its routes."""
+    """Return the application, for its routes."""
     return create_app(Settings.load({"HANZO_ML_HOME": str(tmp_path_factory.mktemp("routes"))}))
 
 

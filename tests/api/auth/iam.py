@@ -1,4 +1,7 @@
-"""A small IAM: real keys, real tokens, and an HTTP server that publishes the JWKS. It can rotate its keys and go away."""
+"""A small IAM with real keys and tokens, and an HTTP server for its JWKS.
+
+It can rotate its keys and stop.
+"""
 
 import json
 import threading
@@ -16,7 +19,7 @@ PrivateKey = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519Pri
 
 
 class Key:
-    """A key pair under its name."""
+    """A key pair with its id."""
 
     def __init__(self, kid: str, algorithm: str = "ES256") -> None:
         self.kid = kid
@@ -80,7 +83,7 @@ class Iam:
         self.go_away()
 
     def go_away(self) -> None:
-        """Nobody listens any more."""
+        """Stop listening."""
         self._server.shutdown()
         self._server.server_close()
 

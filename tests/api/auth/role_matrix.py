@@ -1,10 +1,11 @@
-"""Who may call what, as the specification has it: written by hand, not taken from the routes'
-declarations, which have to agree with it.
+"""Permissions by role and route, as the specification defines them.
 
-A line is a route below its first prefix, and who may call it: `a` ml-admin, `r` ml-researcher, `v` ml-viewer, `j` a job with
-its own token, for what is the job's own, `p` the pods of a program on a cluster with their program's token, for that program
-alone, `e` the engine's replicas with their token, `n` a caller without a token. What a role may do, it may do in its own
-organization.
+Written by hand, not derived from the routes' declarations, which have to agree with it.
+
+A line is a route below its first prefix, and the callers that it permits: `a` ml-admin, `r` ml-researcher, `v` ml-viewer,
+`j` a job with its own token, for the job's own objects, `p` the pods of a program on a cluster with their program's token,
+for that program alone, `e` the engine's replicas with their token, `n` a caller without a token. A role's permissions apply
+within its own organization.
 """
 
 PROBES_AND_PAGES = """
@@ -43,14 +44,14 @@ arv   GET /v1/heartbeats
 arv   GET /v1/events
 a     GET /v1/audit
 """
-"""The probes are open, everything else asks who it is."""
+"""Probes are open; every other route requires a token."""
 
 DAGSTER = """
 a     GET /dagster
 a     GET /dagster/{path}
 a     POST /dagster/{path}
 """
-"""With several organizations, as here. What each role may do where there is one is tried in `tests.api.dagster_ui`."""
+"""With several organizations, as here. `tests.api.dagster_ui` covers the permissions of each role with one organization."""
 
 EXPERIMENTS = """
 arvj  GET /api/2.0/mlflow/experiments/get
@@ -104,7 +105,7 @@ a     DELETE /v1/runs/{run}
 arv   GET /v1/runs/{run}/replay
 ar    POST /v1/runs/{run}/replay
 """
-"""They are part of their experiments; to replay one is to submit a job."""
+"""Runs are part of their experiments; replaying one submits a job."""
 
 ARTIFACTS = """
 arvj  GET /api/2.0/mlflow/artifacts/list
@@ -135,7 +136,7 @@ ar    DELETE /api/2.0/mlflow/logged-models/{id}/tags/{key}
 arj   POST /api/2.0/mlflow/logged-models/{id}/params
 a     DELETE /api/2.0/mlflow/logged-models/{id}
 """
-"""What runs log belongs to their experiments: none of it is in the registry."""
+"""Logged models belong to their experiments: none of them is in the registry."""
 
 DATASETS = """
 arv   GET /v1/datasets
@@ -171,7 +172,7 @@ ar    POST /v1/jobs/{job}/cancel
 ar    POST /v1/jobs/{job}/resume
 a     DELETE /v1/jobs/{job}
 """
-"""A researcher cancels his own only, which `test_routes` tries."""
+"""A researcher cancels only their own jobs, which `test_routes` covers."""
 
 PROGRAMS = """
 p     POST /v1/jobs/{job}/programs/{program}/attempts
@@ -189,7 +190,7 @@ p     POST /v1/jobs/{job}/programs/{program}/objects/uploads/abort
 p     PUT /v1/jobs/{job}/programs/{program}/objects/content
 p     GET /v1/jobs/{job}/programs/{program}/objects/content
 """
-"""Which objects a program reaches is tried in `test_job_objects`."""
+"""`test_job_objects` covers which objects a program reaches."""
 
 MODELS = """
 arvj  GET /api/2.0/mlflow/registered-models/get
@@ -228,7 +229,7 @@ a     PATCH /v1/models/{name}/versions/{number}/stage
 a     PUT /v1/models/{name}/versions/{number}/stage
 a     DELETE /v1/models/{name}/deployment
 """
-"""To register is to add, and to say what it is; what moves a name that others load by is to promote or to archive."""
+"""Registering means adding and describing; moving a name that others load by means promoting or archiving."""
 
 SWEEPS = """
 arv   GET /v1/hpo
@@ -244,7 +245,7 @@ e     GET /v1/engine/files/{sha256}
 e     PUT /v1/engine/replicas/{replica}
 e     DELETE /v1/engine/replicas/{replica}
 """
-"""They serve the models of all organizations, so that no administrator of one may ask what they ask."""
+"""They serve the models of all organizations, so no administrator of one may call these routes."""
 
 SECTIONS = (
     PROBES_AND_PAGES, DAGSTER, EXPERIMENTS, RUNS, ARTIFACTS, LOGGED_MODELS, DATASETS, JOBS, PROGRAMS, MODELS, SWEEPS, ENGINE,

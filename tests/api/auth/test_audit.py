@@ -1,4 +1,4 @@
-"""Who called what is on record."""
+"""The audit log records who called what."""
 
 import asyncio
 import re
@@ -69,7 +69,7 @@ def test_refused_calls_are_audited(signed_in: SignedIn) -> None:
 
 
 def test_forbidden_call_is_audited_with_its_target_object(signed_in: SignedIn) -> None:
-    """Which model somebody had tried to promote was nowhere to be seen."""
+    """The log lacked the model whose promotion was attempted."""
     finn = signed_in.client("finn", "acme", "ml-viewer")
     names = [signed_in.acme.ids["model"], signed_in.rival.ids["model"], "nobody-s"]
     for name in names:
@@ -161,7 +161,7 @@ def test_counts_are_written_once_a_minute(tmp_path: Path) -> None:
 
 @pytest.fixture
 def local(tmp_path: Path) -> FastAPI:
-    """Without sign-in. What it counted is written when it ends."""
+    """A server without sign-in. It writes its counts when it stops."""
     return create_app(migrated(tmp_path))
 
 
@@ -210,12 +210,12 @@ INTO_A_DATASET: dict[tuple[str, str], dict[str, Any]] = {
     ("GET", "/v1/datasets/trace"): {"params": {"match": "lamp"}},
     ("POST", "/v1/datasets/trace"): {"json": {"match": "lamp"}},
 }
-"""What each is asked with. Features, which are counted, are in `test_features`."""
+"""Parameters of each route. `test_features` covers features, which are counted."""
 
 
 @pytest.mark.requirement("B8")
 def test_every_route_that_reads_dataset_contents_is_audited(local: FastAPI, tmp_path: Path) -> None:
-    """Answered, not refused: a refusal is on record whatever it was that was asked."""
+    """The calls succeed: a refusal is audited in any case."""
     reads = {("GET", route.template) for route in Routes(local).all if route.method == "GET"}
     assert {each for each in reads if each[1].startswith("/v1/datasets/{dataset_id}/")} <= INTO_A_DATASET.keys()
     with asking(local) as http:
@@ -247,7 +247,7 @@ def test_change_failing_with_unexpected_error_is_audited(local: FastAPI, monkeyp
 def test_call_failing_during_authorization_is_audited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int
 ) -> None:
-    """Of who called and what he named nothing was left, where it could not be found out whether he may."""
+    """Neither caller nor object was recorded when the permission could not be determined."""
 
     def broken(*_: object, **__: object) -> None:
         raise error
@@ -265,7 +265,7 @@ def test_call_failing_during_authorization_is_audited(
 
 
 def counted_in(app: FastAPI) -> dict[str, int]:
-    """Of every route, what is counted in the database and in the log."""
+    """Return the counts of every route, from the database and the log."""
     database = Database(app.state.settings.database_url)
     with database.write() as connection:
         record_calls(connection, flush_counts(connection, now_ms(), 0))
@@ -277,7 +277,7 @@ def counted_in(app: FastAPI) -> dict[str, int]:
 
 
 def test_logging_calls_are_counted_before_their_response_is_sent(local: FastAPI) -> None:
-    """By the short way, by the comfortable one, and as `/v1` has it: whatever ends the server next ends no count."""
+    """On both paths and through `/v1`: killing the server afterwards loses no count."""
     with asking(local) as http:
         run = http.post(f"{MLFLOW}/runs/create", json={"experiment_id": "0"}).json()["run"]["info"]["run_id"]
         point = {"key": "loss", "value": 1.0, "timestamp": 1}
@@ -302,10 +302,10 @@ def test_logging_calls_are_counted_before_their_response_is_sent(local: FastAPI)
 
 
 def test_every_writing_route_is_audited_without_sign_in(local: FastAPI) -> None:
-    """Whatever it answers: a route that somebody adds is covered by the method that it takes.
+    """Covers new routes by their method, and any response.
 
-    Routes of pods need a program's token, without sign-in too. Replicas of the engine report their state every 5 s, which
-    changes nothing that a user has.
+    Routes of pods need a program's token, without sign-in too. Replicas of the engine report their state every 5 s,
+    which changes nothing that a user has.
     """
     changing = {
         (route.method, route.template)
@@ -344,7 +344,7 @@ def test_concurrent_audit_rows_share_a_transaction(tmp_path: Path) -> None:
 
 
 def test_audit_rows_survive_a_brief_database_outage(tmp_path: Path) -> None:
-    """An answer waits for the row of its call; a count is kept for the next time."""
+    """A response waits for its audit row; a count is kept until the next write."""
     database = Database(f"sqlite:///{tmp_path}/a.db")
     trail = AuditLog(database)  # without tables: every write fails
     change, logged = (AuditedCall("u", "o", (), "POST", route, (), 200, "c", 2.0) for route in ("/change", "/log"))
@@ -366,7 +366,7 @@ def test_audit_rows_survive_a_brief_database_outage(tmp_path: Path) -> None:
 
 
 def test_audit_row_of_a_call_naming_many_objects_is_truncated() -> None:
-    """All of them were kept in memory, for as long as such calls were counted."""
+    """All names were kept in memory for as long as such calls were counted."""
     named = frozenset(Reference(ObjectKind.RUN, f"{number:05}") for number in range(50_000))
     call = Call("POST", "/x", "127.0.0.1", 0.0, references=named)
     assert call.audit_row(404).objects == tuple(f"run:{number:05}" for number in range(MAX_OBJECTS))

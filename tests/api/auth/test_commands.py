@@ -1,4 +1,4 @@
-"""Where people sign in, nobody has this server run a command with the rights of its own user."""
+"""Under sign-in, the server runs no user's command with its own rights."""
 
 import itertools
 from pathlib import Path
@@ -27,7 +27,7 @@ def test_command_job_is_refused_to_viewer(signed_in: SignedIn) -> None:
 
 
 def test_base_model_from_a_server_folder_is_refused_under_sign_in(signed_in: SignedIn) -> None:
-    """It is read with the server's rights, and may hold what another organization trained."""
+    """The folder is read with the server's rights, and may hold what another organization trained."""
     for path, uri in itertools.product(("/v1/jobs", "/v1/jobs/estimate"), ("file:///etc", "FILE:///etc", " file:/etc")):
         base = {"base_model": {"uri": uri, "sha256": "0" * 64}}
         answer = signed_in.acme.admin.post(path, json={"name": "mine", "dataset": "d", "parameters": base})
@@ -35,7 +35,7 @@ def test_base_model_from_a_server_folder_is_refused_under_sign_in(signed_in: Sig
 
 
 def test_custom_image_is_refused_under_sign_in(signed_in: SignedIn) -> None:
-    """Its pods have the keys of the object store, which holds what every organization has."""
+    """Its pods have keys to the data of every organization."""
     job = {"name": "mine", "dataset": "d", "parameters": {"image": "me/mine:1"}}
     answer = signed_in.acme.admin.post("/v1/jobs", json=job)
     assert (answer.status_code, "not allowed where users sign in" in answer.text) == (403, True), answer.text

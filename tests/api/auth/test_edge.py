@@ -1,4 +1,4 @@
-"""What stands around the guard: names, origins, sizes, headers, Prometheus, and a stock client behind."""
+"""Around authorization: names, origins, sizes, headers, Prometheus, and a stock client."""
 
 from pathlib import Path
 
@@ -50,7 +50,7 @@ def test_prometheus_metrics_have_the_specified_names(signed_in: SignedIn) -> Non
             "hanzo_ml_job_duration_seconds",
             "hanzo_ml_jobs_running",
         }, name
-    # The server is the session's: other tests submit jobs too.
+    # The server is shared by the session: other tests submit jobs too.
     queued = [job for job in signed_in.rival.admin.get("/v1/jobs").json()["jobs"] if job["status"] == "queued"]
     assert queued and values["hanzo_ml_jobs_total", "rival", "queued", "training"] == len(queued)
     assert values["hanzo_ml_datasets_created_total", "rival"] == 1

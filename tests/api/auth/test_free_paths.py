@@ -1,4 +1,4 @@
-"""Free paths of the artifact proxy and places of a client's own: an organization's are its own."""
+"""Organizations are isolated on free artifact paths and on custom artifact locations."""
 
 import pytest
 
@@ -39,7 +39,7 @@ def test_run_at_a_custom_location_is_hidden_from_other_organizations(signed_in: 
     made(acme.put(f"{PROXY}/{path}/f.txt", content=b"secret of acme"))
     assert rival.get(f"{PROXY}/{path}/f.txt").status_code == 404
     assert rival.get(PROXY, params={"path": path}).json()["files"] == []
-    # What the rival writes there lands in a folder of the rival's.
+    # What the rival writes there is stored in the rival's folder.
     made(rival.put(f"{PROXY}/{path}/f.txt", content=b"the rival's"))
     assert acme.get(f"{PROXY}/{path}/f.txt").text == "secret of acme"
     model = signed_in.rival.ids["model"]

@@ -1,5 +1,7 @@
-"""A job's program under sign-in, from its start to its end: all that it has to prove itself with is what LocalCompute gives
-it, and with that it logs to its run what training logs, over a restart too.
+"""A job's program under sign-in, from start to end.
+
+Its only credential is the one that LocalCompute passes to it. With it the program logs to its run what training logs,
+across a restart too.
 """
 
 import json
@@ -86,6 +88,6 @@ def test_job_program_logs_to_its_run_with_the_injected_credentials(
 
 
 def assert_unwritten(folder: Path, lines: list[str]) -> None:
-    """No token stands in what a job leaves behind."""
+    """Assert that a job leaves no token in its files."""
     texts: list[Any] = [path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file()]
     assert not any("hanzo-ml-job-" in text or STRANGERS in text for text in [*texts, json.dumps(lines)])

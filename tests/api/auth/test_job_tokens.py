@@ -1,4 +1,4 @@
-"""What a job's own token is good for: its run and what the run made, and nothing else on any route."""
+"""A job's own token reaches its run and that run's outputs only."""
 
 import time
 from collections.abc import Iterator

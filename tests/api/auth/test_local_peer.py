@@ -1,4 +1,7 @@
-"""A command is taken from the user who started the server alone: the others of the machine can reach the port too."""
+"""Commands are accepted only from the server's own user.
+
+Other users of the machine can reach the port too.
+"""
 
 import os
 import shutil
@@ -17,7 +20,10 @@ COMMAND = b'{"name": "n", "command": ["true"]}'
 
 @pytest.fixture(params=["127.0.0.1", "::1"])
 def ends(request: pytest.FixtureRequest) -> Iterator[dict[str, tuple[str, int]]]:
-    """The two ends of a connection within this process, as a server is told of them."""
+    """Open a connection within this process.
+
+    Returns both ends, as a server receives them.
+    """
     family = socket.AF_INET6 if ":" in request.param else socket.AF_INET
     try:
         listener = socket.create_server((request.param, 0), family=family)

@@ -1,4 +1,4 @@
-"""Another organization's objects do not exist, by whichever route and in whichever words they are asked for."""
+"""Another organization's objects are invisible on every route, in every spelling."""
 
 import re
 
@@ -33,9 +33,9 @@ NAME_NOTHING = re.compile(
     r"| /(alive|ready|health|version|login|logout|docs.*|redoc|openapi.json|graphql|first_visit.js|static-files/.*)?$"
     r"| /v1/jobs/\{\}/programs/| /v1/engine/| /dagster(/\{\})?$"
 )
-"""Routes without an object in the request: probes, pages, what makes something new, and what lists or searches; and those of
-pods, which refuse everybody who signs in (tests/api/routes/v1/test_job_objects.py). Dagster knows no organizations: its
-UI is closed to all but administrators where there are several (tests/api/dagster_ui)."""
+"""Routes without an object in the request: probes, pages, creation, lists and searches; and those of pods, which refuse
+every signed-in user (tests/api/routes/v1/test_job_objects.py). Dagster knows no organizations: its UI is closed to all but
+administrators where there are several (tests/api/dagster_ui)."""
 RECIPE = "smollm2-135m-lora"
 NAME_IN_THEIR_OWN_WAY = {
     "GET /v1/features/{}/{}",
@@ -47,7 +47,7 @@ NAME_IN_THEIR_OWN_WAY = {
     "POST /api/2.0/mlflow/model-versions/create",
     "POST /api/2.0/mlflow/registered-models/rename",
 }
-"""Their model may be new; what else they name is tried below."""
+"""Their model may be new; what else they name is covered below."""
 MAY_FAIL = {
     f"{M}/experiments/delete-experiment-tag",
     "/v1/runs/{run}/replay",
@@ -68,12 +68,15 @@ MAY_FAIL = {
     "/api/2.0/mlflow-artifacts/mpu/complete/{experiment}/{run}/artifacts",
     "/api/2.0/mlflow-artifacts/mpu/abort/{experiment}/{run}/artifacts",
 }
-"""The owner's own call is told more than that the object is there, but not that it is missing."""
+"""The owner's own call may fail, but not because the object is missing."""
 
 
 @pytest.fixture(scope="module")
 def spare(signed_in: SignedIn) -> dict[str, str]:
-    """The ids of acme's objects, with a model and a logged model that no other test needs."""
+    """Return the ids of acme's objects.
+
+    Model and logged model are used by no other test.
+    """
     admin, ids = signed_in.acme.admin, signed_in.acme.ids
     made(admin.post(f"{M}/registered-models/create", json={"name": "spare", "tags": [{"key": "k", "value": "v"}]}))
     source = f"s3://hanzo-ml/runs/{ids['run']}/artifacts/notes.txt"
@@ -85,7 +88,7 @@ def spare(signed_in: SignedIn) -> dict[str, str]:
 
 
 def test_every_route_naming_an_object_is_covered(app: FastAPI) -> None:
-    """The mirrors below another prefix are the same endpoints behind the same guard."""
+    """The mirrors below another prefix are the same endpoints behind the same authorization."""
     routes = Routes(app)
     tried = set(NAME_IN_THEIR_OWN_WAY)
     for method, path, _ in [*REQUESTS, *REMOVALS]:
@@ -145,13 +148,13 @@ def test_request_mixing_own_and_foreign_objects_is_refused_as_a_whole(signed_in:
     for path in ("outputs", "log-inputs"):
         foreign = rival.admin.post(f"{M}/runs/{path}", json=linked)
         assert foreign.status_code == 404
-        # Without sign-in one that nobody has is put on record; here that would tell which ids are another's.
+        # Without sign-in a call for a missing object is audited; here that would reveal which ids belong to others.
         nobodys = rival.admin.post(f"{M}/runs/{path}", json={**linked, "models": [{"model_id": "m-none", "step": 0}]})
         assert nobodys.json()["message"] == foreign.json()["message"].replace(acme.ids["logged_model"], "m-none")
 
 
 def test_camel_case_field_names_do_not_bypass_the_organization_check(signed_in: SignedIn) -> None:
-    """`runId` for `run_id`, as protobuf's JSON has it too: what it names is looked up all the same."""
+    """Protobuf's JSON also accepts `runId` for `run_id`: its object is looked up too."""
     acme, rival = signed_in.acme, signed_in.rival
     foreign = acme.ids
     bodies = {
@@ -206,7 +209,7 @@ def test_record_trace_and_download_link_stay_within_an_organization(signed_in: S
 
 
 def test_model_name_used_by_another_organization_is_available(signed_in: SignedIn) -> None:
-    """Neither is in the other's way, and neither can tell that the other has a model of that name."""
+    """Neither organization can detect that the other has a model of that name."""
     acme, rival = signed_in.acme, signed_in.rival
     name = "a name of both"
     first = {"name": name, "source": f"s3://hanzo-ml/runs/{acme.ids['run']}/artifacts/notes.txt", "run_id": acme.ids["run"]}
@@ -315,7 +318,7 @@ def test_graphql_returns_only_objects_of_the_own_organization(signed_in: SignedI
 
 @pytest.mark.requirement("F7")
 def test_experiment_0_maps_to_a_separate_experiment_for_each_organization(signed_in: SignedIn) -> None:
-    """A script that names no experiment runs unmodified, and two organizations' runs stay apart."""
+    """A script that names no experiment runs unmodified, and runs of two organizations stay apart."""
     numbers = []
     for organization in (signed_in.acme, signed_in.rival):
         created = [
@@ -348,9 +351,9 @@ def test_malformed_body_is_refused_with_400(signed_in: SignedIn, body: bytes) ->
 
 
 ANOTHERS_JOB = ("/v1/jobs/{job}/cancel", "/v1/jobs/{job}/resume")
-"""A researcher's own are tried in `test_routes`."""
+"""`test_routes` covers a researcher's own jobs."""
 TAKEN_BEFORE = f"{M}/registered-models/alias"
-"""One of the requests before it took the alias away."""
+"""An earlier request removed the alias."""
 
 
 @pytest.mark.parametrize(
@@ -359,7 +362,7 @@ TAKEN_BEFORE = f"{M}/registered-models/alias"
     ids=lambda asked: f"{asked[0]} {asked[1]} {sorted(asked[2])}",
 )
 def test_permitted_request_succeeds_for_every_permitted_role(signed_in: SignedIn, app: FastAPI, request_: Request) -> None:
-    """Refusals alone were looked at: a guard that hid all that is a researcher's from him was seen by nobody."""
+    """Guards against hiding a researcher's own objects: testing refusals alone missed that."""
     method, path, options = request_
     match = Routes(app).match(method, without_names(path))
     assert match is not None

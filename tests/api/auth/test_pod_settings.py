@@ -1,4 +1,4 @@
-"""Where people sign in, a job uses the Secrets, claims and variables that the operator lets it use, and no others."""
+"""Under sign-in, jobs use only the Secrets, claims and variables that the operator permits."""
 
 from pathlib import Path
 from typing import Any

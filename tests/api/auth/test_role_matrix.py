@@ -1,4 +1,4 @@
-"""All routes of the running application x roles x own or another organization, against `role_matrix`."""
+"""All routes of the application x roles x own or another organization, against `role_matrix`."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -32,11 +32,11 @@ BY_A_JOB: list[Request] = [
     json(f"{MLFLOW}/runs/create", experiment_id="{experiment}", tags=TAGGED),
     json(f"{MLFLOW}/logged-models", experiment_id="{experiment}", name="n", source_run_id="{run}"),
 ]
-"""A job has to say that what it makes is below its run."""
+"""A job has to name its run as the parent of what it creates."""
 
 
 def by_route(app: FastAPI, requests: list[Request]) -> dict[str, Request]:
-    """The requests by the route that they take: the first where there are several."""
+    """Return the first request of each route."""
     routes = Routes(app)
     found: dict[str, Request] = {}
     for method, path, options in requests:
@@ -47,7 +47,7 @@ def by_route(app: FastAPI, requests: list[Request]) -> dict[str, Request]:
 
 
 def spelled_as(route: Route, path: str) -> str:
-    """The path of a request below the prefix that the route has."""
+    """Return the path of a request below the route's prefix."""
     path = path.replace("/ajax-api/", "/api/")
     if route.template.startswith("/ajax-api/"):
         return path.replace("/api/", "/ajax-api/", 1)
@@ -55,13 +55,13 @@ def spelled_as(route: Route, path: str) -> str:
 
 
 class Caller:
-    """Somebody of acme's by his letter in the matrix, and what he calls his own."""
+    """A caller from acme: a letter of the matrix, and the caller's own objects."""
 
     def __init__(self, letter: str, http: httpx.Client, own: Mapping[str, str], requests: Mapping[str, Request]) -> None:
         self.letter, self._http, self._own, self._requests = letter, http, own, requests
 
     def asks(self, route: Route, ids: Mapping[str, str]) -> int | None:
-        """The status that he is answered with. None where the route names no object."""
+        """Return the response status; None where the route names no object."""
         request = self._requests.get(first_of_its_mirrors(route.shape))
         if request is None:
             return None
@@ -70,7 +70,10 @@ class Caller:
         return self._http.request(route.method, filled(spelled_as(route, path), dict(ids)), **options).status_code
 
     def asks_for_own(self, route: Route, may: bool) -> int:
-        """For what is there, where that changes nothing: he reads, or should not get that far."""
+        """Send a request for existing objects, where that changes nothing.
+
+        It only reads, or has to be refused.
+        """
         harmless = route.method in ("GET", "HEAD") or not may or self.letter == "j"
         status = self.asks(route, self._own if harmless else NOBODYS)
         if status is not None:
@@ -104,7 +107,7 @@ def callers(signed_in: SignedIn, app: FastAPI, database: Database) -> Iterator[l
 
 
 def own_of(job: Job, organization: Organization) -> dict[str, str]:
-    """What a job calls its own, beside which it names what it may not see."""
+    """Return a job's own objects, for requests that also name a forbidden one."""
     file = f"{job.experiment}/{job.id}/artifacts/notes.txt"
     made(job.http.put(f"{PROXY}/{file}", content=b"a"))
     body = {"experiment_id": job.experiment, "name": "m", "source_run_id": job.id}
@@ -117,7 +120,7 @@ def own_of(job: Job, organization: Organization) -> dict[str, str]:
 
 
 def seen(organization: Organization) -> list[tuple[str, int, str]]:
-    """All that could have been changed."""
+    """Return everything that the request could have changed."""
     ids = organization.ids
     paths = [
         f"{MLFLOW}/experiments/get?experiment_id={ids['experiment']}",

@@ -1,5 +1,7 @@
-"""Every route of the running application: none without a token, none that nobody listed. Who may call which of them
-is in `test_role_matrix`."""
+"""Every route requires a token and is listed in the role matrix.
+
+`test_role_matrix` covers which callers each route permits.
+"""
 
 import base64
 import re
@@ -41,18 +43,18 @@ PARAMETERS_THAT_NAME_NO_OBJECT = {
     "sha256",
     "replica",
 }
-"""`name` and `artifact_path` are read by `api.auth.ownership` on the routes where they name one."""
+"""`api.auth.ownership` reads `name` and `artifact_path` on the routes where they name an object."""
 SIGNED_LINK = "/v1/dataset-files"
 """Its signature is its permission; without one it is refused as incomplete."""
 OPEN = {"GET /alive", "GET /ready", "GET /health", f"GET {SIGNED_LINK}"}
 FILTERS = {"experiment_ids"}
-"""By these a search narrows itself to what is the caller's anyway."""
+"""A search restricts itself to the caller's objects by these."""
 OF_A_PATH = {"upload_id"}
-"""They mean something only beside the path of an artifact, which is looked up."""
+"""Meaningful only together with the path of an artifact, which is looked up."""
 
 
 def requests(app: FastAPI) -> list[tuple[str, str]]:
-    """Method and path of every route, with `nothing` for each parameter."""
+    """Return method and path of every route, with `nothing` for each parameter."""
     return [(route.method, re.sub(r"\{[^}]*\}", "nothing", route.template)) for route in Routes(app).all]
 
 
@@ -79,7 +81,7 @@ def test_only_the_probes_and_signed_links_are_open(app: FastAPI) -> None:
 
 
 def test_every_id_parameter_is_known_to_the_organization_check(app: FastAPI) -> None:
-    """A route that names an object in words of its own would pass the guard unseen."""
+    """An id parameter of a new name would bypass the organization check."""
     document = app.openapi()
     names = {name for route in Routes(app).all for name in route.pattern.groupindex}
     assert names - PARAMETER_KINDS.keys() - PARAMETERS_THAT_NAME_NO_OBJECT == set()
@@ -114,7 +116,7 @@ def test_every_route_answers_401_without_a_valid_token(signed_in: SignedIn, app:
             if is_open(method, path):
                 assert http.request(method, path).status_code == (400 if path == SIGNED_LINK else 200)
                 continue
-            # One door has them all: each route sees two of the tokens, each token dozens of the routes.
+            # All routes share one check: each route sees two of the tokens, each token dozens of the routes.
             for what in ("none", next(bad)):
                 token = tokens[what]
                 headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -128,7 +130,10 @@ def test_every_route_answers_401_without_a_valid_token(signed_in: SignedIn, app:
 
 @pytest.mark.parametrize("pair", ["admin:password1234", "admin:password", "admin:admin", "admin:", ":"])
 def test_default_basic_auth_password_is_rejected_by_every_route(signed_in: SignedIn, app: FastAPI, pair: str) -> None:
-    """CVE-2026-2635. MLflow's server with basic auth begins with the first of these, and its clients send such pairs."""
+    """CVE-2026-2635: the first pair is the default of MLflow's server with basic auth.
+
+    MLflow's clients send such pairs.
+    """
     encoded = base64.b64encode(pair.encode()).decode()
     user, _, password = pair.partition(":")
     with httpx.Client(base_url=signed_in.server.url, trust_env=False) as http:
@@ -168,7 +173,7 @@ def test_researcher_cancels_and_resumes_only_own_jobs(signed_in: SignedIn) -> No
 
 
 def test_undeclared_route_is_refused_even_to_admin(tmp_path: Path) -> None:
-    """The same guard in front of an application with a route too many."""
+    """The same authorization in front of an application with one more route."""
     with Iam() as iam:
         settings = Settings.load({"HANZO_ML_HOME": str(tmp_path), "HANZO_ML_AUTH_IAM_URL": iam.url})
         database = Database(settings.database_url)

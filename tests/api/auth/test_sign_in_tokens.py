@@ -1,4 +1,4 @@
-"""Which tokens prove who is calling, and for how long the IAM's keys hold."""
+"""Which tokens authenticate a caller, and how long the IAM's keys are cached."""
 
 import asyncio
 import base64
@@ -26,7 +26,7 @@ def iam() -> Iterator[Iam]:
 
 
 class Clock:
-    """Seconds that pass when the test says so."""
+    """A clock that only the test advances."""
 
     def __init__(self) -> None:
         self.now = 1000.0

@@ -1,4 +1,4 @@
-"""The web UI under sign-in: a person signs in once in a browser, reads what is his organization's, and changes nothing."""
+"""The web UI under sign-in: one sign-in per browser, own organization only, read-only."""
 
 import httpx
 import pytest

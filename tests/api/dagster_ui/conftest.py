@@ -1,4 +1,4 @@
-"""A server with sign-in and one organization, in front of a recorder in place of Dagster."""
+"""A server with sign-in and one organization, in front of a recorder that replaces Dagster."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -52,13 +52,13 @@ class Installation:
         )
 
     def reached_dagster(self, action: Callable[[], Any]) -> list[Received]:
-        """What an action made the server send to Dagster."""
+        """Return what an action made the server send to Dagster."""
         known = len(self.dagster.received)
         action()
         return self.dagster.received[known:]
 
     def audited(self) -> list[dict[str, Any]]:
-        """The calls of acme's people on record, the newest last."""
+        """Return the audited calls of acme's users, newest last."""
         found: list[dict[str, Any]] = []
         with self.client("admin") as admin:
             while page := admin.get("/v1/audit", params={"after": found[-1]["seq"] if found else 0}).json()["events"]:

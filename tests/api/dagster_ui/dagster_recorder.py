@@ -1,4 +1,4 @@
-"""A web server in place of Dagster's: it records what reaches it, and answers as a test asks."""
+"""A web server that replaces Dagster's: it records requests, and responds as configured."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ import uvicorn
 
 @dataclass
 class Received:
-    """A request as it arrived: a websocket's messages are in `messages`."""
+    """A received request; the messages of a websocket are in `messages`."""
 
     method: str
     path: str
@@ -29,7 +29,10 @@ class Received:
 
 
 class DagsterRecorder:
-    """Serves on a free loopback port. It describes `runs`, and answers every other GraphQL request with `answer`."""
+    """Serves on a free loopback port.
+
+    It describes `runs`, and responds to every other GraphQL request with `answer`.
+    """
 
     def __init__(self) -> None:
         self.received: list[Received] = []

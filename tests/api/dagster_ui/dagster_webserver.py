@@ -1,4 +1,7 @@
-"""Dagster's real web server, as on a cluster: below a path prefix, with an instance of its own and two assets."""
+"""Dagster's real web server, as on a cluster.
+
+It has a path prefix, its own instance and two assets.
+"""
 
 import os
 import subprocess

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    """An installation with Dagster's own web server."""
+    """Start an installation with Dagster's own web server."""
     homes = tmp_path_factory.mktemp("dagster"), tmp_path_factory.mktemp("api")
     with (
         Iam() as iam,
@@ -61,7 +61,7 @@ def test_viewer_reads_and_researcher_launches(real: Installation) -> None:
         browser.shows("Launched run")
         [run] = runs(real)
         browser.open(f"{real.server.url}/dagster/runs/{run['runId']}")
-        browser.shows("trained by the researcher's click")  # the log comes by a subscription
+        browser.shows("trained by the researcher's click")  # the log arrives by a subscription
         browser.shows("Success")
     launched = [call for call in real.audited() if call["status"] == 200 and call["route"] == "/dagster/graphql"]
     assert [(call["user"], call["objects"]) for call in launched] == [

@@ -1,4 +1,4 @@
-"""Dagster's pages and GraphQL through the server: who reaches what, and what of a request reaches Dagster."""
+"""Dagster's pages and GraphQL through the server: permissions, and what reaches Dagster."""
 
 import json
 import time
@@ -230,7 +230,7 @@ def test_only_admins_of_the_admin_organization_reach_dagster_with_several_organi
             for organization in ("acme", "rival"):
                 made = installation.client("researcher", organization).post("/v1/experiments", json={"name": "theirs"})
                 assert made.status_code == 201
-            time.sleep(5.1)  # what was looked up holds for 5 s
+            time.sleep(5.1)  # lookups are cached for 5 s
             for organization in ("acme", "rival"):
                 for role in ("viewer", "researcher", "admin"):
                     client = installation.client(role, organization)

@@ -22,7 +22,7 @@ def answer(caller: Caller, query: str, allows_mutations: bool = True, **more: An
 
 
 def launch(*assets: str, **params: Any) -> dict[str, Any]:
-    """Variables of a launch of these assets."""
+    """Return the variables of a launch of these assets."""
     selection = [{"path": asset.split("/")} for asset in assets]
     return {"params": {"selector": JOB | {"assetSelection": selection}, **params}}
 

@@ -1,4 +1,4 @@
-"""A code location for Dagster's web server: a model of two assets, the second of which would promote it."""
+"""A code location for Dagster's web server: a model and an asset that promotes it."""
 
 import dagster as dg
 

@@ -1,4 +1,4 @@
-"""The short way of the hot calls against the comfortable one: the same answers, and the same rows afterwards."""
+"""Fast path of logging calls: responses and rows equal the regular path's."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ from resources.metadata.writes.group_commit import RunWriter
 RUNS = "/api/2.0/mlflow/runs"
 SHORT = {"Content-Type": "application/json"}
 COMFORTABLE = {"Content-Type": "Application/json"}
-"""Means the same; only the spelling that all clients use takes the short way."""
+"""An equivalent spelling; only the one that all clients use takes the fast path."""
 
 odd: st.SearchStrategy[Any] = st.sampled_from(
     [None, True, "", "5", " 5", "5.5", "NaN", "-Infinity", "nan", 1, -1, 0, 5.0, 5.5, 1e300, 2**63, 2**64, -(2**63), [], {}]
@@ -69,7 +69,7 @@ def new_run(http: TestClient) -> str:
 
 
 def outcome(http: TestClient, call: str, text: bytes, run: str, headers: dict[str, str]) -> tuple[int, Any, Any]:
-    """What the call answers and what the run holds after it, with the run's id taken out."""
+    """Return the response to a call and the run's contents afterwards, without the run id."""
     answer = http.post(f"{RUNS}/{call}", content=text.replace(b"RUN", run.encode()), headers=headers)
     held = http.get(f"{RUNS}/get", params={"run_id": run}).json()["run"]
     said = json.dumps(answer.json()).replace(run, "RUN")
@@ -93,7 +93,10 @@ def test_any_field_value_is_handled_equally_on_both_paths(
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_mutated_json_is_handled_equally_on_both_paths(http: TestClient, data: st.DataObject) -> None:
-    """Bytes of a good body are replaced, taken out or put in. Only what the short way takes can differ."""
+    """Bytes of a valid body are replaced, removed or inserted.
+
+    Only bodies that the fast path accepts can differ.
+    """
     text = bytearray(b'{"run_id":"RUN","key":"loss","value":1.5,"timestamp":7,"x":{"y":["z",-1e5,null,true]}}')
     place = data.draw(st.integers(0, len(text) - 1))
     put = data.draw(
@@ -149,7 +152,10 @@ async def nothing() -> Any:
 
 
 def test_stalled_clients_do_not_block_other_logging_clients(tmp_path: Path) -> None:
-    """One that announces a body and is silent takes no room, and one that sends a part of it only that of its like."""
+    """A stalled client uses no capacity before its body begins.
+
+    After that it uses only the capacity of clients in the same state.
+    """
     scope = {"headers": [(b"content-type", b"application/json")], "state": {"caller": LOCAL}}
 
     async def something() -> Any:

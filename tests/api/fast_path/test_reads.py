@@ -1,4 +1,4 @@
-"""The short way of the calls that read against the comfortable one: the same answers, byte for byte."""
+"""Fast path of read calls: responses equal the regular path's, byte for byte."""
 
 import asyncio
 import shutil
@@ -29,7 +29,7 @@ __all__ = ["migrated_sqlite", "postgres"]
 
 MLFLOW = "/api/2.0/mlflow"
 COMFORTABLE = {"Content-Type": "Application/json"}
-"""Means the same; only the spelling that all clients use takes the short way."""
+"""An equivalent spelling; only the one that all clients use takes the fast path."""
 
 odd: st.SearchStrategy[Any] = st.sampled_from(
     [None, True, "", "5", "5.5", 1, 0, -1, 5.0, 50_000, 50_001, 2**64, [], {}, "ü", "a\x00", ["x"], [1]]
@@ -105,7 +105,7 @@ queries = st.one_of(
 def http(
     request: pytest.FixtureRequest, migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TestClient]:
-    """Read alone, so one for all tests of each database."""
+    """Share one application among all tests of each database: they only read."""
     home = tmp_path_factory.mktemp("home")
     if request.param == "sqlite":
         url = f"sqlite:///{shutil.copy(migrated_sqlite, home / 'test.db')}"
@@ -120,7 +120,7 @@ def http(
 
 
 def fill(tracking: Tracking) -> None:
-    """Runs with values that several of the filters and orders tell apart, in two experiments."""
+    """Create runs that the filters and orders distinguish, in two experiments."""
     tracking.experiments.ensure_default()
     tracking.experiments.create("é & +", "default", tags={"k": "v", "é": '\n"'})
     for number in range(8):
@@ -158,7 +158,7 @@ def test_experiment_search_is_equal_on_both_paths(http: TestClient, body: dict[s
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(asked=queries)
 def test_get_requests_are_answered_equally_on_both_paths(http: TestClient, asked: tuple[str, dict[str, str]]) -> None:
-    """A GET that may have a body takes the comfortable way."""
+    """A GET that may have a body takes the regular path."""
     path, query = asked
     text = urlencode(query, quote_via=quote)
     short = http.get(f"{MLFLOW}/{path}?{text}")
@@ -189,7 +189,7 @@ async def no_route(*_: Any) -> None:
 
 
 def fast_response(http: TestClient, method: str, path: str, query: str = "", body: bytes = b"") -> Any:
-    """What the fast path of a route answers; it must not go on to the route."""
+    """Return the response of a route's fast path; falling back to the regular path fails."""
 
     async def receive() -> Any:
         return {"type": "http.request", "body": body, "more_body": False}

@@ -1,4 +1,4 @@
-"""What a page in a browser may send: questions, whatever else has a name that sounds like one."""
+"""A page in a browser may only send reads, however a writing route is named."""
 
 import re
 
@@ -15,7 +15,7 @@ PARAMETER = re.compile(r"\{[^}]*\}|(?<=/)\*+")
 
 @pytest.fixture(scope="module")
 def writing(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Method and template of every route that changes something."""
+    """Return method and template of every route that changes something."""
     app = create_app(Settings.load({"HANZO_ML_HOME": str(tmp_path_factory.mktemp("pages"))}))
     return [
         f"{route.method} {route.template}"
@@ -27,7 +27,7 @@ def writing(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.mark.requirement("F5")
 @pytest.mark.parametrize("name", NAMES)
 def test_writing_routes_are_never_classified_as_reads(writing: list[str], name: str) -> None:
-    """`DELETE .../artifacts/search` was, and any other of an object of such a name."""
+    """`DELETE .../artifacts/search` was, as were all routes of objects with such names."""
     requests = [PARAMETER.sub(name, route).split(" ", 1) for route in writing]
     assert [(method, path) for method, path in requests if not changes_something(method, path)] == []
     assert len(writing) > 100

@@ -1,4 +1,7 @@
-"""The command line against a real server: a refusal is one line on standard error and exit code 1, never a traceback."""
+"""The command line on a real server: errors are one line and exit code 1.
+
+The line is on standard error, and there is never a traceback.
+"""
 
 import json
 import os
@@ -45,7 +48,7 @@ def run_for_real(uri: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.requirement("S8", "S9")
 def test_model_registration_prints_its_checkpoint(cli: Cli, server: ServerProcess) -> None:
-    """`--artifact` is `checkpoint-final` where nothing is said, which means the last one."""
+    """`--artifact` is `checkpoint-final` by default, which means the last checkpoint."""
     with httpx.Client(base_url=server.url, trust_env=False) as http:
         run = http.post("/v1/runs", json={"experiment_name": "cli"}).json()["id"]
         for step in (1, 2):
@@ -221,7 +224,7 @@ def test_sweep_file_with_alias_bomb_is_refused_in_one_line(cli: Cli, file: Calla
 def test_duplicate_key_is_refused_with_its_line(
     cli: Cli, file: Callable[..., Path], command: tuple[str, ...], text: str, words: str
 ) -> None:
-    """YAML takes the last one, and the search or the job was another than its file says at first."""
+    """YAML keeps the last value, contrary to what a reader of the file sees first."""
     assert f"{words} is a duplicate: keep one" in refusal(cli(*command, "--config", str(file(text, "twice.yaml"))))
 
 
@@ -311,7 +314,7 @@ def test_ended_job_is_resumed_and_missing_checkpoint_is_refused(cli: Cli, file: 
 
 @pytest.mark.requirement("S6")
 def test_lists_include_all_pages(server: ServerProcess, cli: Cli) -> None:
-    """However many pages it has: of experiments the first hundred were all that was told."""
+    """Only the first hundred experiments were printed."""
     database = Database(server.settings.database_url)
     model = ModelKey("default", "often registered")
     with database.write() as connection:
@@ -370,7 +373,7 @@ def test_runs_are_compared_side_by_side(server: ServerProcess, cli: Cli) -> None
 
 
 def test_proof_prints_names_that_look_like_markup(capsys: pytest.CaptureFixture[str]) -> None:
-    """A file may be called anything; the reason names it."""
+    """A file may have any name; the reason contains it."""
     problem = "s3://hanzo-ml/datasets/d/1/source/a[/red].jsonl is missing"
     node = {"label": "source files", "digest": "a" * 64, "files": 1, "size_bytes": 1, "facts": {"uri": "[/x]"}}
     chain = {**node, "problems": [problem], "made_from": [], "seen_above": False}
@@ -402,7 +405,7 @@ def test_times_are_printed_in_local_time_like_in_job_logs(monkeypatch: pytest.Mo
 
 class Quiet(SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: what the command says on standard error is looked at."""
+        """Print nothing: the test reads the command's standard error."""
 
 
 def test_another_program_at_the_address_is_distinguished_from_the_api() -> None:

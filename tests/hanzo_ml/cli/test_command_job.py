@@ -1,4 +1,4 @@
-"""`hanzo-ml job submit` with a command: what the command needs goes along, and what is wrong is one line."""
+"""`hanzo-ml job submit` with a command: uploaded files, and one-line errors."""
 
 import json
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def test_code_folder_round_trips_unchanged(cli: Cli, file: File, server: ServerP
     source = config.parent / "src"
     source.mkdir()
     write_folder(source)
-    for path in (".hidden/.objects", ".objects/mine", "step-200/weights", "new\nline"):  # left out, or no name of a file
+    for path in (".hidden/.objects", ".objects/mine", "step-200/weights", "new\nline"):  # left out, or not a valid file name
         (source / path).unlink()
     (source / ".hidden").rmdir()
     (source / ".objects").rmdir()

@@ -1,4 +1,4 @@
-"""What a server refuses of a sweep's or a job's file names the file and the line, as with a recipe."""
+"""Server errors about sweep and job files give file and line, as for recipes."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +17,7 @@ JOB = "name: mine\ndataset: refused\nrecipe: smollm2-135m-lora\nparameters:\n  m
 
 @pytest.fixture
 def refused(cli: Cli, file: Callable[..., Path]) -> Callable[..., str]:
-    """What is said of a file in which one line is another."""
+    """Return the error for a file in which one line is changed."""
     data = file(RECORDS)
 
     def said(command: str, text: str, line: str, instead: str, named: str = "") -> str:
@@ -89,7 +89,7 @@ def test_hyperparameter_error_names_the_line_where_it_begins(
 def test_job_file_error_names_file_and_line(
     refused: Callable[..., str], command: str, line: str, instead: str, words: str
 ) -> None:
-    """An estimate named no line, and took any name."""
+    """An estimate gave no line, and accepted any name."""
     assert words in refused(command, JOB, line, instead)
 
 

@@ -1,4 +1,4 @@
-"""A server that dies between commit and answer: what was made is made once, though it is asked for again."""
+"""A server that dies between commit and response: retries create nothing twice."""
 
 import re
 import threading
@@ -22,7 +22,7 @@ CREATE = "/api/2.0/mlflow/runs/create"
 
 
 class LosesAnswers(ThreadingHTTPServer):
-    """Stands in front of a server, and closes the connection in place of the first answers to `path`."""
+    """Proxies a server, and closes the connection instead of the first responses to `path`."""
 
     def __init__(self, port: int, path: str, times: int) -> None:
         super().__init__(("127.0.0.1", 0), Forwards)
@@ -54,7 +54,7 @@ class Forwards(BaseHTTPRequestHandler):
     do_POST = do_PUT = do_PATCH = do_GET
 
     def log_message(self, format: str, *args: object) -> None:
-        """Says nothing."""
+        """Print nothing."""
 
 
 @contextmanager
@@ -103,7 +103,7 @@ max_trials: 1
 
 @dataclass(frozen=True)
 class Starts:
-    """A command that starts work: what it sends that to, and where what was started is listed."""
+    """A command that starts work, its request path, and the list of started work."""
 
     arguments: tuple[str, ...]
     path: str
@@ -116,7 +116,7 @@ class Starts:
 
 @pytest.fixture(params=["job submit", "hpo start", "dataset prepare"])
 def starts(request: pytest.FixtureRequest, server: ServerProcess, tmp_path: Path) -> Starts:
-    """The commands, on a dataset that is there."""
+    """Return the commands, for an existing dataset."""
     files = {"files": ("a.jsonl", b'{"instruction": "1+1", "answer": "2"}\n')}
     made = httpx.post(f"{server.url}/v1/datasets", data={"name": "once"}, files=files, trust_env=False).json()["id"]
     config = tmp_path / "config.yaml"
@@ -129,7 +129,7 @@ def starts(request: pytest.FixtureRequest, server: ServerProcess, tmp_path: Path
 
 
 def test_command_starts_its_work_once_despite_lost_answers(starts: Starts, server: ServerProcess) -> None:
-    """It said "try again", and who did trained twice."""
+    """The advice "try again" made users train twice."""
     before = starts.there(server)
     with losing(server, starts.path, 2) as front:
         done = run(front.url, *starts.arguments)
@@ -156,7 +156,7 @@ def test_giving_up_prints_an_idempotency_key_for_retrying(
 
 
 def test_unreachable_server_is_not_retried(starts: Starts, server: ServerProcess) -> None:
-    """Nothing was sent, so nothing may have been started: it is said at once."""
+    """Nothing was sent, so nothing may have been started: the error is immediate."""
     with losing(server, starts.path, 0) as front:
         pass
     assert "no server answers at" in refusal(run(front.url, *starts.arguments))
@@ -164,7 +164,7 @@ def test_unreachable_server_is_not_retried(starts: Starts, server: ServerProcess
 
 @pytest.mark.parametrize("key", ["", " ", "ü", "a\nb"])
 def test_invalid_idempotency_key_is_refused(starts: Starts, server: ServerProcess, key: str) -> None:
-    """An empty one too: whoever's variable has no value would start it twice."""
+    """An empty key, as from an unset variable, would start the work twice."""
     before = starts.there(server)
     assert "--key" in refusal(run(server.url, *starts.arguments, "--key", key))
     assert starts.there(server) == before

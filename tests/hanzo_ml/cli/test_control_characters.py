@@ -1,4 +1,7 @@
-"""What is of others acts on no terminal, whichever command prints it: names, values of records, reasons, answers."""
+"""Control characters of others are escaped by every command.
+
+They may be in names, values of records, reasons and responses.
+"""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""`hanzo-ml dataset` beyond create: exact files that come back, also after an interruption."""
+"""`hanzo-ml dataset` beyond create: exact files are downloaded, also after an interruption."""
 
 import hashlib
 import json
@@ -57,7 +57,7 @@ def test_version_is_checked_out_exactly_and_refused_into_a_filled_folder(cli: Cl
 
 @pytest.mark.requirement("B7")
 def test_preview_prints_records_with_escaped_control_characters(cli: Cli, tmp_path: Path) -> None:
-    """JSON has U+007F and U+009B as they are."""
+    """JSON leaves U+007F and U+009B unescaped."""
     record = {"text": "ü\x1b[2J\x9b2J\x7f"}
     (tmp_path / "odd.jsonl").write_text(json.dumps(record))
     assert cli("dataset", "create", "--name", "odd", "--path", str(tmp_path / "odd.jsonl")).returncode == 0
@@ -118,7 +118,7 @@ def test_expired_urls_are_requested_again(remote: RemoteFile, tmp_path: Path) ->
 
 
 def test_concurrent_checkout_into_the_same_folder_is_refused(remote: RemoteFile, tmp_path: Path) -> None:
-    """Of whatever version: both would be put under the one name."""
+    """Of any version: both would be stored under the same name."""
     refused = []
 
     def links() -> list[RemoteFile]:
@@ -135,13 +135,13 @@ def test_concurrent_checkout_into_the_same_folder_is_refused(remote: RemoteFile,
 
 
 class Breaking(BaseHTTPRequestHandler):
-    """Answers ranges, and breaks off after some bytes; with nothing at all from `silent_from` on."""
+    """Serves ranges, and disconnects after some bytes; sends nothing at all from `silent_from` on."""
 
     content = LINES.encode()
     after = len(content) // 3
     silent_from: ClassVar[int] = len(content)
     expires_after: ClassVar[int] = 1000
-    """Requests that an address holds for."""
+    """Number of requests before an address expires."""
     asked: ClassVar[list[str]] = []
 
     def do_GET(self) -> None:
@@ -158,7 +158,7 @@ class Breaking(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def breaking() -> Iterator[RemoteFile]:
-    """A file in one part, as those of a split are, from a server that breaks off."""
+    """Serve a file in one part, like those of splits, with disconnections."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Breaking) as server:
         Thread(target=server.serve_forever).start()
         Breaking.asked.clear()

@@ -1,4 +1,4 @@
-"""`hanzo-ml dataset check` and `report` against a real server: what was found, in words, and an exit code that says it."""
+"""`hanzo-ml dataset check` and `report` on a real server: findings in words, and exit codes."""
 
 import json
 import re

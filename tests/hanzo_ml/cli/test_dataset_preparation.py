@@ -1,4 +1,4 @@
-"""`dataset prepare` against a real server: submitted, refused in one line, and waited for until its job ends."""
+"""`dataset prepare` on a real server: submission, one-line refusals, and waiting for the job."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -42,11 +42,11 @@ def config(tmp_path: Path) -> Callable[[str], str]:
 
 
 def print_nothing(_: object) -> None:
-    """Standard output is the command's."""
+    """Print nothing: standard output is the command's."""
 
 
 class Supervisor:
-    """Does what the asset graph does with a submitted preparation, without Dagster around it."""
+    """Processes a submitted preparation as the asset graph does, without Dagster."""
 
     def __init__(self, server: ServerProcess, folder: Path) -> None:
         self.database = Database(server.settings.database_url)
@@ -77,7 +77,7 @@ class Supervisor:
 
     @contextmanager
     def doing(self, what: Callable[[JobRecord], object]) -> Iterator[None]:
-        """Do this with each preparation that is submitted."""
+        """Process each submitted preparation with this function."""
         done = Event()
 
         def look() -> None:
@@ -87,7 +87,7 @@ class Supervisor:
                 for job in queued:
                     try:
                         what(job)
-                    except Exception as error:  # or the command would wait for ever, and the test with it
+                    except Exception as error:  # otherwise command and test would wait forever
                         self.jobs.fail(job.id, f"the test's supervisor failed: {error!r}")
                 done.wait(0.1)
 

@@ -1,4 +1,7 @@
-"""What the command line uploads: of a folder of many files, few are open at a time on either side."""
+"""Uploading a large folder keeps few files open at a time.
+
+This holds for client and server.
+"""
 
 import json
 import os
@@ -46,7 +49,7 @@ def test_a_folder_of_more_files_than_a_process_may_open_is_uploaded(server: Serv
 
 
 def test_non_utf_8_file_name_is_refused_before_uploading(tmp_path: Path) -> None:
-    """It ended in a stack trace of the form that it was to be sent in."""
+    """It ended in a stack trace of the upload form."""
     (tmp_path / os.fsdecode(b"caf\xe9.jsonl")).write_text('{"n": 1}\n')
     with pytest.raises(Refused, match="is not UTF-8: rename it"):
         list_local_files(tmp_path, "jsonl")

@@ -1,4 +1,7 @@
-"""Terminals that lack characters: `model prove` crashed on its check mark, with the exit code of a broken edge."""
+"""Terminals that lack characters do not crash a command.
+
+`model prove` crashed on its check mark, with the exit code of a broken edge.
+"""
 
 import json
 import os

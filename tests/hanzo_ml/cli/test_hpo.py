@@ -1,4 +1,4 @@
-"""How a sweep stands, in the line above its trials."""
+"""The status line of a sweep above its trials."""
 
 import pytest
 
@@ -19,5 +19,5 @@ SWEEP = {"id": "a1", "status": "failed", "trials": {}, "max_trials": 50, "strate
     ],
 )
 def test_sweep_end_reason_is_separated_from_its_strategy(sweep: dict[str, object], said: str) -> None:
-    """The strategy and the first word of the reason were read as one."""
+    """Strategy and first word of the reason were joined."""
     assert describe_sweep({**SWEEP, **sweep}) == said

@@ -1,4 +1,4 @@
-"""Commands that wait say where nobody is there to do the work, once, and go on waiting."""
+"""Waiting commands report once that no component processes the work, and continue waiting."""
 
 import threading
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ OTHERS = {"name": "others", "beat_at": 1, "seconds_ago": 1.0}
     ("ago", "waited", "said"),
     [
         (2.0, 500.0, ""),
-        (90.0, 5.0, ""),  # it may just be starting
+        (90.0, 5.0, ""),  # it may be starting
         (90.0, 31.0, "was last heard 90 s ago"),
         (None, 5.0, ""),
         (None, 31.0, "was never heard"),
@@ -67,7 +67,7 @@ def test_following_a_log_reports_the_state_of_a_queued_job(
 
 
 class QuietJob(BaseHTTPRequestHandler):
-    """Answers with the log of a job that said nothing for a while."""
+    """Serves the log of a job that was silent for a while."""
 
     def do_GET(self) -> None:
         self.send_response(200)
@@ -77,7 +77,7 @@ class QuietJob(BaseHTTPRequestHandler):
         )
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: what a test prints is what it failed by."""
+        """Print nothing: a test's output is for its failures."""
 
 
 def test_stream_comments_are_not_printed_as_log(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

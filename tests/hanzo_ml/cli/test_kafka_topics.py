@@ -1,4 +1,4 @@
-"""`hanzo-ml dataset create --path kafka://...`, and `--since` to go on from a version."""
+"""`hanzo-ml dataset create --path kafka://...`, and `--since` to continue from a version."""
 
 import json
 import subprocess
@@ -23,7 +23,7 @@ def brokers() -> Brokers:
 
 @pytest.fixture(scope="module")
 def server(brokers: Brokers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """One that may read what its brokers have."""
+    """Start a server that may read from its brokers."""
     allowed = ",".join(f"kafka://{broker}" for broker in brokers.addresses.split(","))
     with ServerProcess(tmp_path_factory.mktemp("server"), {"HANZO_ML_STORAGE_IMPORT_FROM": allowed}) as process:
         yield process

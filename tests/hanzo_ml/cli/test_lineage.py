@@ -1,4 +1,4 @@
-"""`dataset trace` and `lineage` against a real server: a record in any form, a text, where it went, and what is refused."""
+"""`dataset trace` and `lineage` on a real server: records in any form, and refusals."""
 
 import json
 import re
@@ -31,7 +31,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="module")
 def learned(server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
-    """A record of the version d@1 that the run r1 was trained on, whose model is served."""
+    """Return a record of d@1, which a run and its served model learned."""
     database = Database(server.settings.database_url)
     world = World(database, Store(server.settings.store), tmp_path_factory.mktemp("world"))
     version = made_into_a_model_and_a_child(world)

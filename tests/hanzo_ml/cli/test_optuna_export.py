@@ -1,4 +1,4 @@
-"""`hanzo-ml hpo export`: what Optuna itself makes of a sweep."""
+"""`hanzo-ml hpo export`: how Optuna itself reads a sweep."""
 
 import json
 import math
@@ -38,7 +38,7 @@ EVALUATED: tuple[dict[int, float], ...] = (
 
 
 class Search:
-    """A sweep of five trials: two completed, one stopped early, one failed and one that runs."""
+    """A sweep of five trials: two completed, one pruned, one failed, one running."""
 
     def __init__(self, server: ServerProcess, **changes: Any) -> None:
         self._server, self.database = server, Database(server.settings.database_url)
@@ -82,7 +82,7 @@ def test_exported_sweep_is_a_native_optuna_study(server: ServerProcess, tmp_path
     assert [trial.user_attrs["run_id"] for trial in study.trials] == [trial.job_id for trial in trials]
     assert study.trials[3].user_attrs["reason"] == "the disk is full"
     for trial, values in zip(study.trials, EVALUATED, strict=True):
-        last = 30 if trial.state == TrialState.PRUNED else 40  # what it logged before its processes were gone is left out
+        last = 30 if trial.state == TrialState.PRUNED else 40  # values logged before its processes were lost are left out
         until = {step: value for step, value in values.items() if step <= last}
         assert trial.intermediate_values == pytest.approx(until, nan_ok=True)
     started = [int(trial.datetime_start.timestamp() * 1000) for trial in study.trials if trial.datetime_start]

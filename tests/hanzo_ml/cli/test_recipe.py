@@ -10,7 +10,7 @@ from tests.support.cli.command_line import create, refusal, run
 from tests.support.server_process import ServerProcess
 
 NOWHERE = "http://127.0.0.1:9"
-"""Recipes are read where the command runs: no server has to answer."""
+"""Recipes are read where the command runs: no server is needed."""
 
 
 def test_list_has_every_recipe_with_its_memory() -> None:

@@ -1,4 +1,4 @@
-"""What `hanzo-ml recipe` says: memory beside the hardware, how a recipe starts, and what does not hold."""
+"""Output of `hanzo-ml recipe`: memory and hardware, the start command, and problems."""
 
 import shutil
 from pathlib import Path
@@ -20,7 +20,7 @@ TRAINED = 262_144_000
 
 
 def played(**changes: Any) -> dict[str, Any]:
-    """What the libraries build of zen-72b-lora, or something else."""
+    """Return the facts that the libraries report on zen-72b-lora, with changes."""
     parameters = {"parameters": BUILT, "parameters_expected": BUILT, "trainable": TRAINED, "trainable_expected": TRAINED}
     return {**parameters, "adapted_modules": 320, "kept": None, "command": [], "sharding": {}, **changes}
 
@@ -28,7 +28,7 @@ def played(**changes: Any) -> dict[str, Any]:
 def test_unreadable_recipes_do_not_hide_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One misspelled key in a recipe of one's own, and the list was sixty lines of Python."""
+    """One misspelled key in a user's recipe turned the list into sixty lines of Python."""
     shutil.copy(RECIPES_FOLDER / "zen-7b-lora.yaml", tmp_path)
     for name in ("mine", "yours"):
         text = (RECIPES_FOLDER / "zen-7b-lora.yaml").read_text()
@@ -85,7 +85,7 @@ def test_recipe_check_prints_memory_parts_and_start_command(
 def test_recipe_check_says_the_command_runs_on_each_node(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As it stands there, torchrun would wait for three others that do not know of it."""
+    """Run on one node, torchrun would wait for three others that were never started."""
     command = ["torchrun", "--nnodes=4", "--nproc-per-node=8", "-m", "recipes.train", "job.json"]
     monkeypatch.setattr(recipe_report, "run_dry_run", lambda name: played(command=command))
     recipe_report.check_recipe("zen-72b-full", as_json=False)
@@ -131,7 +131,10 @@ def test_recipe_check_omits_absent_estimates(
 def test_recipe_check_refuses_what_no_job_would_be_admitted_with(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str, instead: str, words: str
 ) -> None:
-    """It was a note below a check that ended well; what was wrong with a target came without the file and its line."""
+    """It was only a note below a successful check.
+
+    A wrong target was reported without file and line.
+    """
     monkeypatch.setattr(recipe_report, "run_dry_run", lambda name: played())
     recipe = tmp_path / "mine.yaml"
     text = (RECIPES_FOLDER / "smollm2-135m-lora.yaml").read_text()
@@ -175,7 +178,7 @@ def test_recipe_check_refuses_a_recipe_that_does_not_fit_its_gpus(monkeypatch: p
 def test_recipe_check_advises_more_memory_when_the_allowance_does_not_fit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """It was said to need 1.9 GiB of 1.0 GiB, and to hold."""
+    """It reported 1.9 GiB of 1.0 GiB as sufficient."""
     monkeypatch.setattr(recipe_report, "run_dry_run", lambda name: played())
     recipe = tmp_path / "mine.yaml"
     for memory, told in (("1Gi", True), ("4Gi", False)):
@@ -187,7 +190,7 @@ def test_recipe_check_advises_more_memory_when_the_allowance_does_not_fit(
 
 
 def test_memory_part_is_separated_from_its_name_at_any_size() -> None:
-    """`activations200.7 GiB` was said of a recipe that does not fit."""
+    """A recipe that does not fit was reported as `activations200.7 GiB`."""
     recipe = Recipe.named("zen-7b-lora").changed({"sequence_length": 1_000_000})
     shape = known_shape(recipe)
     assert shape is not None
@@ -197,7 +200,7 @@ def test_memory_part_is_separated_from_its_name_at_any_size() -> None:
 
 
 def test_small_memory_part_is_printed_in_mib() -> None:
-    """`adapter 0.0 GiB` was said of 18.6 MiB that are trained."""
+    """18.6 MiB of trained weights were reported as `adapter 0.0 GiB`."""
     recipe = Recipe.named("smollm2-135m-lora")
     shape = known_shape(recipe)
     assert shape is not None

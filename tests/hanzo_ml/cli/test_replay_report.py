@@ -1,4 +1,4 @@
-"""A verdict on a replay as people read it."""
+"""The verdict on a replay as users read it."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Rows as people see them on a terminal of eighty columns."""
+"""Tables on a terminal of eighty columns."""
 
 import json
 
@@ -29,7 +29,10 @@ def test_table_that_fits_is_printed_as_columns(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_heading_words_are_not_broken(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """`hpo list` and `recipe list` said `experi ment`, `objecti ve` and `hardwar e`, beside columns with room to spare."""
+    """`hpo list` and `recipe list` printed `experi ment`, `objecti ve` and `hardwar e`.
+
+    The columns next to them had room to spare.
+    """
     monkeypatch.setenv("COLUMNS", "80")
     sweep = (ID, "ellarin-assistant", "bayesian", "completed", "2026-11-26 17:48", "")
     recipe = (
@@ -51,7 +54,7 @@ def test_heading_words_are_not_broken(monkeypatch: pytest.MonkeyPatch, capsys: p
 
 
 def test_json_output_escapes_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
-    """U+009B begins a sequence as escape and a bracket do."""
+    """U+009B starts a sequence as escape and a bracket do."""
     document = {"name": "ü\x1b[2J\x9b2J\x7f"}
     print_json(document)
     said = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The metric buffer: whatever dies, every value arrives once."""
+"""The metric buffer sends every value exactly once despite crashes."""
 
 import sys
 import threading
@@ -36,7 +36,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 class FakeServer:
-    """A server in memory that can be away, lose its answer, or refuse one key."""
+    """A server in memory that can be unavailable, lose its response, or refuse one key."""
 
     def __init__(self) -> None:
         self.away = threading.Event()
@@ -79,7 +79,7 @@ def fake() -> FakeServer:
 
 
 class KillingTransport(Transport):
-    """Kills the server at chosen requests: before it gets one, or after it has committed one and before we know."""
+    """Kills the server at chosen requests: before receipt, or after commit but before the response."""
 
     def __init__(self, server: ServerProcess) -> None:
         super().__init__(server.url)
@@ -169,7 +169,7 @@ def test_upload_keeps_the_requested_name(server: ServerProcess) -> None:
 
 
 def test_batch_with_a_lost_answer_is_resent_in_order(fake: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
-    """And said once each time: a server that is away for an hour must not fill the log."""
+    """Each outage is logged once: an hour without the server must not fill the log."""
     fake.lose_answers = 2
     buffer = MetricBuffer("", "run", fake)
     for step in range(2500):
@@ -240,7 +240,10 @@ def test_points_are_sent_only_after_the_server_reported_its_newest_steps(fake: F
 
 
 def test_step_computed_twice_before_its_checkpoint_is_logged_once(server: ServerProcess) -> None:
-    """One was killed when it had sent a step; the next did it again while the server was away, and saved it as pending."""
+    """The first process was killed after it had sent a step.
+
+    The second repeated the step during an outage, and saved it as pending.
+    """
     run_id = new_run(server)
     first = MetricBuffer(server.url, run_id)
     first.add("loss", 0.5, 10, timestamp=1000)
@@ -261,7 +264,10 @@ def test_step_computed_twice_before_its_checkpoint_is_logged_once(server: Server
 
 
 def test_repeated_step_is_logged_exactly_once_more_despite_kills(server: ServerProcess) -> None:
-    """Steps 8 and 9 diverged. One that did them anew was killed when it had sent them, and before its checkpoint."""
+    """Steps 8 and 9 diverged.
+
+    A process that repeated them was killed after sending them, before its checkpoint.
+    """
     run_id = new_run(server)
     first = MetricBuffer(server.url, run_id)
     for step in range(10):

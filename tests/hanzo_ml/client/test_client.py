@@ -1,4 +1,4 @@
-"""`import hanzo_ml`: the specification's calls and mlflow's, against the real server."""
+"""`import hanzo_ml`: the specification's calls and mlflow's, on the real server."""
 
 import subprocess
 import sys

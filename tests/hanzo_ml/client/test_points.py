@@ -1,4 +1,4 @@
-"""What the metric buffer decides, without a thread and without a network."""
+"""Decisions of the metric buffer, without a thread and without a network."""
 
 import json
 import math
@@ -39,7 +39,7 @@ def test_repeated_steps_are_logged_again_exactly_once(again: dict[str, int], lef
 
 
 def test_newest_repeated_step_counts_only_values_after_the_repeat_time() -> None:
-    """Sent back to 4 when it had come to 12; then it diverged at 7, when it had come to 9."""
+    """Rolled back to 4 at step 12, then diverged at 7 after step 9."""
     anew = (RepeatedSteps(range(5, 13), 500), RepeatedSteps(range(6, 10), 900))
     first = [(step, 100 + step) for step in range(13)]
     second = [(step, 600 + step) for step in range(5, 10)]

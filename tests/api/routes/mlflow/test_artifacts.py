@@ -1,4 +1,4 @@
-"""The artifact proxy: files arrive whole, and no name leads out of the run's folder."""
+"""The artifact proxy: files arrive complete, and no name escapes the run's folder."""
 
 import http.client
 from pathlib import Path
@@ -37,7 +37,7 @@ def run_id(server: ServerProcess) -> str:
 
 
 def raw(server: ServerProcess, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
-    """A request whose path reaches the server exactly as written: other clients tidy it up."""
+    """Send a request whose path is not normalized: other clients clean it up."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port)
     try:
         connection.request(method, path, body)
@@ -107,7 +107,7 @@ def test_path_cannot_be_both_file_and_folder(server: ServerProcess, run_id: str)
 
 
 def test_downloading_a_folder_answers_400(server: ServerProcess, run_id: str) -> None:
-    """MLflow's words, and its status: a 404 would say that nothing is there."""
+    """MLflow's message and status: a 404 would say that nothing is there."""
     assert raw(server, "PUT", f"{PROXY}/0/{run_id}/artifacts/a/b", b"x")[0] == 200
     for path in (f"{PROXY}/0/{run_id}/artifacts/a", f"/get-artifact?run_id={run_id}&path=a"):
         status, text = raw(server, "GET", path)
@@ -127,7 +127,7 @@ def test_files_are_listed_and_deleted(server: ServerProcess, run_id: str) -> Non
     assert raw(server, "DELETE", f"{PROXY}/0/{run_id}/artifacts/d")[0] == 200
     assert listed("d") == []
     assert raw(server, "DELETE", f"{PROXY}/0/{run_id}/artifacts/d") == (200, b"{}")
-    # All of a run's, as `delete_artifacts()` of MLflow's client asks; never all of everybody's.
+    # All artifacts of one run, as `delete_artifacts()` of MLflow's client requests; never those of all runs.
     for everything in (PROXY, f"{PROXY}/", f"{PROXY}//", f"{PROXY}/./"):
         assert raw(server, "DELETE", everything)[0] >= 400
     assert listed() == [{"path": "three.txt", "is_dir": False, "file_size": 3}]

@@ -1,4 +1,4 @@
-"""What a server keeps of runs is what a process that has kept nothing reads, after any calls in any order."""
+"""Cached runs equal uncached ones, after any calls in any order."""
 
 import json
 import random
@@ -18,7 +18,7 @@ CALLS = 200
 
 
 def calls(run_id: str, model_id: str, drawn: random.Random) -> dict[str, tuple[str, Any]]:
-    """A call of each kind that changes what a run's message says."""
+    """Return one call of each kind that changes a run's message."""
     key, value = f"k{drawn.randrange(4)}", f"v{drawn.randrange(3)}"
     metric = {"key": key, "value": drawn.random(), "timestamp": drawn.randrange(5), "step": drawn.randrange(5)}
     tag = {"key": key, "value": value}

@@ -1,4 +1,4 @@
-"""mlflow's own client, unmodified, against the real server: only the tracking URI is ours."""
+"""mlflow's own client, unmodified, against the real server: only the tracking URI differs."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""A whole session with MLflow's client as it is installed, and with any other release on demand:
+"""A session with the installed MLflow client, and on demand with any other release.
 
 python -m venv /tmp/client && /tmp/client/bin/pip install mlflow-skinny==2.22.2
 MLFLOW_CLIENT_PYTHON=/tmp/client/bin/python pytest tests/api/routes/mlflow/test_client_versions.py

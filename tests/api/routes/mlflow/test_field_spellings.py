@@ -1,4 +1,7 @@
-"""Protobuf's JSON spells a field `run_id` or `runId`, and MLflow's server takes either, but not both in one message."""
+"""Protobuf's JSON allows `run_id` and `runId`, but not both in one message.
+
+MLflow's server accepts either.
+"""
 
 from typing import Any
 
@@ -31,7 +34,7 @@ def test_camel_case_fields_are_accepted_in_nested_messages(http: TestClient) -> 
         for name in ("a", "b")
     ]
     run_id = http.post(f"{M}/runs/create", json={"experiment_id": experiment}).json()["run"]["info"]["run_id"]
-    # The short way of the hot calls, whose struct knows the usual spelling.
+    # The fast path of logging calls, whose struct knows the usual spelling.
     point = {"key": "acc", "value": 1.0, "timestamp": 1, "modelId": models[0], "datasetName": "d", "datasetDigest": "1"}
     assert http.post(f"{M}/runs/log-batch", json={"run_id": run_id, "metrics": [point]}).json() == {}
     assert http.post(f"{M}/runs/log-metric", json={"run_id": run_id, **point, "key": "f1"}).json() == {}
@@ -45,7 +48,7 @@ def test_camel_case_fields_are_accepted_in_nested_messages(http: TestClient) -> 
 @pytest.mark.parametrize("path", ["update", "set-tag", "log-parameter", "log-metric", "log-batch"])
 @pytest.mark.parametrize("both", [{"runId": "other"}, {"runUuid": "other", "run_uuid": "RUN"}])
 def test_both_spellings_in_one_message_are_refused(http: TestClient, path: str, both: dict[str, Any]) -> None:
-    """As in MLflow: whoever checks the one must not act on the other."""
+    """As in MLflow: checking one spelling must not permit using the other."""
     run_id = http.post(f"{M}/runs/create", json={"experiment_id": "0"}).json()["run"]["info"]["run_id"]
     answer = http.post(f"{M}/runs/{path}", json={"run_id": run_id, "key": "k", "value": "1", "timestamp": 1, **both})
     assert (answer.status_code, answer.json()["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
@@ -53,7 +56,10 @@ def test_both_spellings_in_one_message_are_refused(http: TestClient, path: str, 
 
 
 def test_number_as_batch_param_or_tag_is_stored_as_text(http: TestClient) -> None:
-    """FastTrackML's tests send numbers here. MLflow's server takes them too, and keeps an empty text: that loses them."""
+    """FastTrackML's tests send numbers here.
+
+    MLflow's server accepts them too, but stores an empty text, which loses them.
+    """
     run_id = http.post(f"{M}/runs/create", json={"experiment_id": "0"}).json()["run"]["info"]["run_id"]
     sent = {"int": 123, "float": 123.45, "whole": 1.0, "small": 1e-07, "negative": -4, "large": 12345678901234567890}
     pairs = [{"key": key, "value": value} for key, value in sent.items()]
@@ -86,7 +92,7 @@ def test_nonfinite_number_as_batch_param_is_refused(http: TestClient, written: s
 
 @pytest.mark.parametrize("path", ["log-parameter", "set-tag"])
 def test_number_as_single_param_or_tag_is_refused(http: TestClient, path: str) -> None:
-    """MLflow's server refuses it there, and its tests say so."""
+    """MLflow's server refuses it there, and its tests require it."""
     run_id = http.post(f"{M}/runs/create", json={"experiment_id": "0"}).json()["run"]["info"]["run_id"]
     answer = http.post(f"{M}/runs/{path}", json={"run_id": run_id, "key": "k", "value": 41})
     assert (answer.status_code, answer.json()["error_code"]) == (400, "INVALID_PARAMETER_VALUE")

@@ -1,4 +1,4 @@
-"""Files at paths of the artifact proxy that are no run's, and in experiments at a place of a client's choice."""
+"""Artifact proxy paths outside of runs, and experiments with a custom artifact location."""
 
 import json
 from pathlib import Path
@@ -46,7 +46,7 @@ def test_files_at_free_paths_are_uploaded_listed_and_deleted(server: ArtifactSer
     ]
     assert listed(server, "own/dir") == [{"path": "b.txt", "is_dir": False, "file_size": 2}]
     assert {"path": "own", "is_dir": True} in json.loads(server.raw("GET", PROXY).body)["files"]
-    for _ in range(2):  # a delete that is sent again has nothing left to do
+    for _ in range(2):  # a repeated delete has nothing left to do
         assert server.raw("DELETE", f"{PROXY}/own/dir").status == 200
     assert listed(server, "own") == [{"path": "a.txt", "is_dir": False, "file_size": 1}]
     assert server.raw("GET", f"{PROXY}/own/dir/b.txt").status == 404
@@ -82,7 +82,7 @@ def test_experiment_with_a_custom_proxied_location_stores_files_there(
     assert run.info.artifact_uri == f"{location.rstrip('/')}/{run.info.run_id}/artifacts"
     (tmp_path / "f.txt").write_text("text")
     client.log_artifact(run.info.run_id, str(tmp_path / "f.txt"), "deep")
-    # The same file by the run and by its path, and the product's own name for it.
+    # The same file by the run, by its path, and by the product's own name for it.
     assert [entry.path for entry in client.list_artifacts(run.info.run_id, "deep")] == ["deep/f.txt"]
     status, found = asked(server, "GET", f"{MLFLOW}/artifacts/list?run_id={run.info.run_id}&path=deep")
     assert (status, [entry["path"] for entry in found["files"]]) == (200, ["deep/f.txt"])
@@ -111,7 +111,7 @@ def test_logged_model_is_stored_below_its_experiments_location(server: ArtifactS
 def test_listing_above_runs_and_models_returns_their_folders(
     server: ArtifactServer, client: MlflowClient, tmp_path: Path
 ) -> None:
-    """A client that downloads `mlflow-artifacts:/EXPERIMENT` goes down through all of them."""
+    """A client that downloads `mlflow-artifacts:/EXPERIMENT` descends through all of them."""
     for location, free in (("mlflow-artifacts:/whole", ["a.txt"]), (None, [])):
         experiment = client.create_experiment(f"whole at {location}", artifact_location=location)
         root = client.get_experiment(experiment).artifact_location.removeprefix("mlflow-artifacts:/")
@@ -138,7 +138,10 @@ def test_listing_above_runs_and_models_returns_their_folders(
 
 
 def test_logged_model_of_an_experiment_at_the_root_is_readable(server: ArtifactServer, client: MlflowClient) -> None:
-    """`models/MODEL/artifacts` was taken for a version of a registered model, so it was written and never read again."""
+    """Its path was mistaken for that of a registered model version.
+
+    `models/MODEL/artifacts` could be written, but never read.
+    """
     model = client.create_logged_model(client.create_experiment("at the root", artifact_location="mlflow-artifacts:/"))
     path = f"models/{model.model_id}/artifacts"
     assert server.raw("PUT", f"{PROXY}/{path}/MLmodel", b"flavors: {}").status == 200

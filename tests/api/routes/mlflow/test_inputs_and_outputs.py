@@ -1,4 +1,4 @@
-"""Inputs on the wire: what may be logged, where datasets are listed, and what a run's message says of them."""
+"""Inputs on the wire: valid inputs, listed datasets, and the message of a run."""
 
 from typing import Any
 

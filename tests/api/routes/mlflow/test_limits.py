@@ -1,7 +1,7 @@
-"""MLflow's limits, each from both sides: what a client may send to the last one, and what comes of one more.
+"""MLflow's limits, each at the limit and one above it.
 
-Too many are refused, and so is a long value of an experiment; a run's long param or tag is cut off, as MLflow's server does
-unless it is told otherwise.
+Too many items are refused, and so is a long value of an experiment; a run's long param or tag is truncated, as MLflow's
+server does by default.
 """
 
 import json
@@ -50,7 +50,7 @@ def test_batch_above_its_size_limit_is_refused(
 
 
 def stored(http: TestClient, run_id: str) -> tuple[int, int, int]:
-    """The points, params and tags of a run; the tag that is its name does not count."""
+    """Return points, params and tags of a run, without the tag that is its name."""
     data = http.get(f"{API}/runs/get", params={"run_id": run_id}).json()["run"]["data"]
     history = http.get(f"{API}/metrics/get-history", params={"run_id": run_id, "metric_key": "m"}).json()
     tags = [tag for tag in data.get("tags", []) if not tag["key"].startswith("mlflow.")]
@@ -98,7 +98,10 @@ def test_missing_run_id_answers_404(http: TestClient, missing: str) -> None:
 
 @pytest.mark.parametrize("path", ["runs/search", "logged-models/search"])
 def test_search_with_too_many_experiments_is_refused(http: TestClient, path: str) -> None:
-    """One more had failed in the database, which the server took for an outage: clients asked again and again."""
+    """One more failed in the database.
+
+    The server treated that as an outage, so clients retried repeatedly.
+    """
     most = http.post(f"{API}/{path}", json={"experiment_ids": ["0"] * 30_000})
     assert most.status_code == 200
     refused = http.post(f"{API}/{path}", json={"experiment_ids": ["0"] * 30_001})
@@ -113,7 +116,10 @@ def test_filter_list_with_too_many_values_is_refused(http: TestClient, run_id: s
 
 
 def test_tag_name_rules_apply_to_set_tag_but_not_to_run_creation(http: TestClient) -> None:
-    """MLflow's server looks at no name of the first ones: the same client's call was refused here."""
+    """MLflow's server does not validate tag names on creation.
+
+    This server refused the same client's call.
+    """
     tags = {"team@work": "a", "../up": "b", "größe": "c", "": "d", "k" * 250: "e" * 8001}
     made = http.post(f"{API}/runs/create", json={"tags": [{"key": key, "value": value} for key, value in tags.items()]})
     assert made.status_code == 200, made.text

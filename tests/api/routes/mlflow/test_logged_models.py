@@ -1,4 +1,4 @@
-"""Logged models on the wire, and their files: the same names and the same walls as those of runs."""
+"""Logged models on the wire, and their files: names and isolation as for runs."""
 
 import json
 from typing import Any

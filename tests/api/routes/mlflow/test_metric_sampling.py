@@ -1,4 +1,4 @@
-"""Sampled histories on the wire, as MLflow's web UI asks for them."""
+"""Sampled metric histories on the wire, as MLflow's web UI requests them."""
 
 from typing import Any
 

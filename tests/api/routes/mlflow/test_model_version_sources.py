@@ -1,6 +1,6 @@
-"""Attacks of the past on the sources of model versions, with their payloads, on a folder and on S3: a source that would have
-this server read its own disk, another place of the store or another host is refused.
+"""Known attacks on the sources of model versions, on a folder and on S3.
 
+A source is refused that would have this server read its own disk, another location in the store or another host.
 CVE-2023-2356, 2023-6977, 2024-1483, 2024-3848, 2025-11201, 2026-2614.
 """
 
@@ -69,7 +69,7 @@ def server(server_on_either: ServerProcess) -> ArtifactServer:
 
 @pytest.fixture
 def asked_of_s3(server: ArtifactServer, request: pytest.FixtureRequest) -> list[S3Request]:
-    """What S3 is asked from now on; of a folder nothing is."""
+    """Record the requests to S3 from now on; there are none for a folder."""
     if server.process.settings.storage.endpoint is None:
         return []
     s3: S3Server = request.getfixturevalue("s3_session")
@@ -97,12 +97,15 @@ def test_missing_or_foreign_model_version_source_is_refused(server: ArtifactServ
         assert http.post(f"{API}/model-versions/create", json=body).is_success, "or all would be refused for another reason"
     is_on_s3 = server.process.settings.storage.endpoint is not None
     assert bool(asked) is is_on_s3
-    for path in asked:  # of S3 nothing was asked but the buckets that are ours, by names that climb nowhere
+    for path in asked:  # S3 got requests only for our own buckets, with paths that do not escape
         assert path.split("/")[1] in BUCKETS.values() and ".." not in path, path
 
 
 def test_run_artifact_root_is_a_valid_source_before_the_run_has_files(server: ArtifactServer) -> None:
-    """As MLflow's own tests of its REST API have it. The specification's `/v1` makes versions of files alone."""
+    """MLflow's own REST API tests require it.
+
+    The specification's `/v1` creates versions of files alone.
+    """
     run_id = server.new_run()
     name = f"m-{run_id}"
     root = f"mlflow-artifacts:/0/{run_id}/artifacts"

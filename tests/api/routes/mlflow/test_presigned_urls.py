@@ -1,4 +1,7 @@
-"""Uploads in parts and downloads over signed URLs: on S3 the real thing with MLflow's own client, on a folder a refusal."""
+"""Multipart uploads and signed downloads: supported on S3, refused on a folder.
+
+On S3 they run with MLflow's own client.
+"""
 
 import hashlib
 import json
@@ -17,7 +20,7 @@ from tests.support.server_process import ServerProcess
 MULTIPART = "/api/2.0/mlflow-artifacts"
 MLFLOW = "/api/2.0/mlflow"
 PART = 5 << 20
-"""The smallest that S3 takes."""
+"""The smallest part that S3 accepts."""
 LARGE = os.urandom(1 << 20) * 12 + b"the end"
 
 
@@ -53,7 +56,7 @@ def test_mlflows_client_sends_a_large_file_in_parts(
     answer = server.raw("GET", server.place(run_id, "model/weights.bin"))
     assert answer.body == LARGE
     assert answer.headers["X-Checksum-Sha256"] == hashlib.sha256(LARGE).hexdigest()
-    # It was hashed when it came: what changes afterwards is not given away.
+    # It was hashed at upload: what changes afterwards is not served.
     server.store.put_bytes(f"s3://hanzo-ml/runs/{run_id}/artifacts/model/weights.bin", LARGE[:-1] + b"!")
     assert server.raw("GET", server.place(run_id, "model/weights.bin")).status == 409
 
@@ -135,7 +138,7 @@ def test_missing_hash_after_a_server_crash_is_recorded_by_the_first_read(
     server.raw("PUT", where, b"old")
     upload = begun(server, f"0/{run_id}/artifacts")
     etag = httpx.put(upload["credentials"][0]["url"], content=b"new").headers["ETag"]
-    # As `adopt` leaves it where the server dies once the parts are one object.
+    # The state that `adopt` leaves when the server dies after the parts were joined.
     server.records.begin_upload(f"s3://hanzo-ml/{key}", "", 0)
     parts = {"Parts": [{"PartNumber": 1, "ETag": etag}]}
     bucket = server.process.settings.storage.buckets.checkpoints

@@ -1,4 +1,4 @@
-"""A prompt that was tried out becomes a run, as in MLflow 3.17: what must be said, and what is kept."""
+"""A tested prompt becomes a run, as in MLflow 3.17: required fields and stored data."""
 
 import json
 from typing import Any

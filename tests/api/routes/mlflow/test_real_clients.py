@@ -1,4 +1,4 @@
-"""The libraries that people train with, unmodified, against the real server: only MLFLOW_TRACKING_URI is ours.
+"""Common training libraries, unmodified, against the real server: only MLFLOW_TRACKING_URI differs.
 
 One server process for the module; everything that is trained here is tiny.
 """
@@ -32,9 +32,9 @@ INPUTS = np.arange(8.0).reshape(4, 2)
 
 @pytest.fixture(autouse=True)
 def client(server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> Iterator[MlflowClient]:
-    """What a user changes, and mlflow's own state in this process put back afterwards."""
+    """Set what a user changes, and restore mlflow's own state in this process afterwards."""
     for name in ("MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_RUN_ID"):
-        monkeypatch.setenv(name, "")  # so that what a test sets is gone after it
+        monkeypatch.setenv(name, "")  # so that what a test sets is removed after it
         monkeypatch.delenv(name)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
     monkeypatch.setenv("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")

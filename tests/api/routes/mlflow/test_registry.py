@@ -29,7 +29,7 @@ def client(server: ServerProcess) -> MlflowClient:
 
 @pytest.fixture
 def run_id(client: MlflowClient, tmp_path: Path) -> str:
-    """A run with a model's files at `model`."""
+    """Create a run with a model's files at `model`."""
     (tmp_path / "MLmodel").write_text("flavors: {}\n")
     run_id = str(client.create_run("0").info.run_id)
     client.log_artifact(run_id, str(tmp_path / "MLmodel"), "model")
@@ -38,7 +38,7 @@ def run_id(client: MlflowClient, tmp_path: Path) -> str:
 
 @pytest.fixture
 def name(request: pytest.FixtureRequest, client: MlflowClient) -> str:
-    """A model of the test's own."""
+    """Return a model name that only this test uses."""
     name = str(request.node.name)
     client.create_registered_model(name)
     return name
@@ -98,7 +98,7 @@ def test_run_model_is_registered_by_fluent_api_and_downloaded_by_alias(
 def test_logged_model_is_registered_by_its_name_in_the_run_and_downloaded(
     server: ServerProcess, client: MlflowClient, name: str, tmp_path: Path
 ) -> None:
-    """As MLflow 3's own server takes it; here there was nothing at that place."""
+    """MLflow 3's own server accepts it; here the location was missing."""
     mlflow.set_tracking_uri(server.url)
     with mlflow.start_run(experiment_id="0") as run:
         model = mlflow.pyfunc.log_model(name="mod", python_model=str_of, pip_requirements=[])
@@ -186,16 +186,16 @@ def test_rename_keeps_versions_aliases_and_tags(client: MlflowClient, run_id: st
     assert client.get_registered_model(f"{name}-2").tags == {"team": "risk"}
     assert client.get_model_version(f"{name}-copies", "1").source == f"models:/{name}-2/1"
     client.delete_registered_model(f"{name}-2")
-    # A copy outlives what it was copied from.
+    # A copy outlives its original.
     assert client.get_model_version_download_uri(f"{name}-copies", "1") == f"runs:/{run_id}/model"
-    # In MLflow a name may be given again to the model that has it.
+    # In MLflow a model may be renamed to its own name.
     client.rename_registered_model(f"{name}-copies", f"{name}-copies")
     assert client.get_registered_model(f"{name}-copies").name == f"{name}-copies"
 
 
 @pytest.fixture(scope="module")
 def shelf(server: ServerProcess) -> MlflowClient:
-    """Nine models that the searches below look for; the third and every later one has two versions."""
+    """Create nine models for the searches below; from the third on each has two versions."""
     client = MlflowClient(server.url)
     run_id = str(client.create_run("0").info.run_id)
     client.log_text(run_id, "x", "model/MLmodel")

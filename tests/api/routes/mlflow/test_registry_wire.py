@@ -1,4 +1,4 @@
-"""The registry on the wire: which sources need what, limits, error shapes, and fields that are left out."""
+"""The registry on the wire: required sources, limits, error formats, and omitted fields."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -99,7 +99,7 @@ def test_version_of_a_logged_model_keeps_model_id_and_run_id(registry: TestClien
 
 
 def test_source_path_in_a_run_resolves_to_the_logged_model_of_that_name(registry: TestClient, run_id: str) -> None:
-    """MLflow 3 keeps the files of `log_model(name="net")` by themselves, and not in the run."""
+    """MLflow 3 stores the files of `log_model(name="net")` separately, not in the run."""
     body = {"experiment_id": "0", "name": "net", "source_run_id": run_id}
 
     def logged(**more: str) -> str:

@@ -1,4 +1,7 @@
-"""What this server has not of MLflow's is refused in a sentence, once: no client retries it or tries it another way."""
+"""Unsupported MLflow features are refused once with a clear message.
+
+No client retries the call or tries it another way.
+"""
 
 import os
 import re
@@ -18,7 +21,7 @@ from mlflow.server.handlers import get_endpoints
 from tests.support.server_process import ServerProcess
 
 WORKSPACES = re.compile("/mlflow/workspaces")
-"""For these a client understands the 404 of a path that is not there."""
+"""For these a client understands the 404 of an unknown path."""
 SCRIPT = """
 import mlflow
 
@@ -46,7 +49,7 @@ log_model(name="echo", python_model=Echo(), pip_requirements=["mlflow"])
 
 @pytest.mark.requirement("F1", "F2", "F8")
 def test_every_mlflow_endpoint_is_served_or_refused_as_unsupported(http: TestClient) -> None:
-    """Whatever the next release brings is found here."""
+    """Detects endpoints that a new release of MLflow adds."""
     unknown: list[str] = []
     refused = 0
     for template, _, methods in get_endpoints():
@@ -85,7 +88,7 @@ def test_unsupported_endpoint_answers_501_naming_the_feature(http: TestClient, p
 
 @pytest.mark.parametrize("where", ["http://127.0.0.1:PORT/", "http://localhost:PORT/x", "http://[::ffff:127.0.0.1]:PORT/"])
 def test_no_webhook_makes_the_server_call_an_address(server: ServerProcess, where: str) -> None:
-    """SSRF: CVE-2026-64849. Nothing is kept of a webhook, nothing is tested, and nothing that happens calls it."""
+    """SSRF, CVE-2026-64849: webhooks are not stored, tested or called by any event."""
     with socket.create_server(("127.0.0.1", 0)) as inside, httpx.Client(base_url=server.url, trust_env=False) as http:
         inside.settimeout(0)
         events = [{"entity": "REGISTERED_MODEL", "action": "CREATED"}]
@@ -98,13 +101,13 @@ def test_no_webhook_makes_the_server_call_an_address(server: ServerProcess, wher
                     assert (answer.status_code, answer.json()["error_code"]) == (501, "NOT_IMPLEMENTED"), (method, path)
         model = {"name": f"hooked-{uuid4().hex}"}
         assert http.post("/api/2.0/mlflow/registered-models/create", json=model).is_success
-        with pytest.raises(BlockingIOError):  # nobody has called
+        with pytest.raises(BlockingIOError):  # nothing has connected
             inside.accept()
 
 
 def test_tracing_script_keeps_running_and_logs_why_traces_are_refused(server: ServerProcess, tmp_path: Path) -> None:
     environ = {**os.environ, "MLFLOW_TRACKING_URI": server.url}
-    del environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"]  # as a user has it
+    del environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"]  # as for a user
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=180
     )
@@ -127,7 +130,10 @@ def test_tracing_script_keeps_running_and_logs_why_traces_are_refused(server: Se
 def test_disabling_traces_as_advised_silences_warnings_and_keeps_model_logging(
     server: ServerProcess, tmp_path: Path
 ) -> None:
-    """The advice was `mlflow.tracing.disable()` once, after which `log_model` of MLflow's client 3.17 never came back."""
+    """The earlier advice was one `mlflow.tracing.disable()`.
+
+    After it, `log_model` of MLflow's client 3.17 never returned.
+    """
     told = httpx.post(f"{server.url}/api/3.0/mlflow/traces").json()["message"]
     advised = re.search(r"([A-Z_]+)=(\S+) in a script's environment", told)
     assert advised is not None, told

@@ -1,4 +1,4 @@
-"""MLflow's REST API on the wire: what a client that is not mlflow's may send, and what it must never see."""
+"""MLflow's REST API on the wire: requests of other clients, and details never exposed."""
 
 import json
 import time
@@ -158,7 +158,7 @@ def test_a_refusal_names_the_parameter(http: TestClient, path: str, body: dict[s
 def test_changing_a_param_is_refused_with_mlflows_message_for_that_call(
     http: TestClient, path: str, body: dict[str, Any], message: str
 ) -> None:
-    """MLflow's `log_param` and `log_params` differ also where there is one param."""
+    """MLflow's `log_param` and `log_params` differ even for a single param."""
     run_id = new_run(http)
     http.post(f"{RUNS}/log-parameter", json={"run_id": run_id, "key": "lr", "value": "1"})
     answer = http.post(f"{RUNS}/{path}", json={"run_id": run_id, **body})
@@ -197,7 +197,7 @@ def test_a_field_may_be_named_in_double_quotes(http: TestClient) -> None:
 
 
 def test_run_times_are_stored_as_sent_by_the_client(http: TestClient) -> None:
-    """Also before 1970, and an end of a run that goes on: MLflow keeps both."""
+    """Also before 1970, and an end time of an active run: MLflow keeps both."""
     made = http.post(f"{RUNS}/create", json={"experiment_id": "0", "start_time": -5}).json()["run"]["info"]
     for status, end in (("SCHEDULED", 70), ("RUNNING", -70), ("FINISHED", 7)):
         changed = http.post(f"{RUNS}/update", json={"run_id": made["run_id"], "status": status, "end_time": end}).json()
@@ -219,7 +219,7 @@ def test_body_without_json_content_type_is_refused(http: TestClient) -> None:
 
 
 def test_double_encoded_json_and_byte_order_mark_are_accepted(http: TestClient) -> None:
-    """As MLflow's server takes it, from old clients."""
+    """MLflow's server accepts it, from old clients."""
     twice = json.dumps(json.dumps({"experiment_id": "0", "run_name": "twice"}))
     headers = {"Content-Type": "application/json"}
     made = http.post(f"{RUNS}/create", content=twice, headers=headers).json()["run"]["info"]
@@ -227,7 +227,7 @@ def test_double_encoded_json_and_byte_order_mark_are_accepted(http: TestClient) 
     assert http.post(f"{RUNS}/log-metric", content=json.dumps(json.dumps(point)), headers=headers).status_code == 200
     assert http.get(f"{RUNS}/get", params={"run_id": made["run_id"]}).json()["run"]["data"]["metrics"][0]["key"] == "k"
     assert made["run_name"] == "twice"
-    # By a byte order mark, as .NET and PowerShell write UTF-8.
+    # With a byte order mark, as .NET and PowerShell write UTF-8.
     marked = "\ufeff" + json.dumps({"experiment_id": "0", "run_name": "marked"})
     assert http.post(f"{RUNS}/create", content=marked, headers=headers).json()["run"]["info"]["run_name"] == "marked"
     for nonsense in ('"text"', json.dumps(twice)):
@@ -469,7 +469,7 @@ def test_get_parameters_may_be_sent_as_a_json_body(http: TestClient, path: str, 
     )
     by_body = http.request("GET", f"/api/2.0/mlflow/{path}", json=asked)
     assert (by_body.status_code, by_body.json()) == (200, by_query.json())
-    # As in MLflow, a query goes before the body.
+    # As in MLflow, a query takes precedence over the body.
     both = http.request("GET", "/api/2.0/mlflow/experiments/get", json={"experiment_id": "7"}, params={"experiment_id": "0"})
     assert both.json()["experiment"]["name"] == "Default"
     assert http.request("GET", f"/api/2.0/mlflow/{path}", content=b"{broken", headers=JSON).status_code == 400
@@ -500,7 +500,7 @@ def test_metric_history_of_unknown_run_or_metric_is_empty(
 
 
 def test_metric_history_is_ordered_by_time_when_steps_go_backwards(http: TestClient) -> None:
-    """As a whole, and not page by page of what is read at once."""
+    """The whole history, not each page that is read at once."""
     run_id = new_run(http)
     for start in range(0, 7000, 1000):
         points = [{"key": "k", "value": 0, "timestamp": time, "step": -time} for time in range(start, start + 1000)]
@@ -524,7 +524,7 @@ def test_a_history_that_is_longer_than_a_page_is_sent_whole(
 
 @pytest.mark.parametrize(("pattern", "found"), [("%" * 200 + "x", 0), ("%" * 200 + "G", 1), ("R%%_", 1)])
 def test_consecutive_wildcards_in_a_like_pattern_are_collapsed(http: TestClient, pattern: str, found: int) -> None:
-    """Of the status of a run, which is compared in Python: 200 of them had kept the server busy for longer than it lives."""
+    """Applies to the run's status, which is matched in Python: 200 wildcards blocked the server."""
     new_run(http)
     asked = {"experiment_ids": ["0"], "filter": f"status LIKE '{pattern}'"}
     assert len(http.post(f"{RUNS}/search", json=asked).json().get("runs", [])) == found

@@ -1,4 +1,4 @@
-"""MLflow's web UI over our store, in a real browser: it shows what was logged, and cannot change it."""
+"""MLflow's web UI on our store, in a real browser: it shows logged data, read-only."""
 
 import math
 from collections.abc import Iterator
@@ -60,7 +60,7 @@ def test_the_experiments_and_their_runs_are_listed(server: ServerProcess, experi
 def test_a_run_shows_its_params_metrics_and_charts(server: ServerProcess, experiment: str, runs: list[str]) -> None:
     run = f"{server.url}/#/experiments/{experiment}/runs/{runs[1]}"
     page(run, "lantern-1", "lora_rank", "16", "train/loss", "Finished")
-    page(f"{run}/model-metrics", "js-line")  # what plotly calls a line that it has drawn
+    page(f"{run}/model-metrics", "js-line")  # plotly's class of a line that it has drawn
 
 
 @pytest.mark.slow
@@ -329,7 +329,10 @@ def test_version_artifact_link_downloads_the_file_for_every_source_kind(server: 
 
 
 def test_the_page_opens_without_its_notice_of_telemetry() -> None:
-    """The notice said that usage is sent to MLflow's makers. Its keys are those that the installed build reads."""
+    """The notice said that usage is sent to MLflow's makers.
+
+    Its keys are those that the installed build reads.
+    """
     script = (Path(__file__).parents[4] / "api" / "routes" / "ui" / "first_visit.js").read_text()
     folder = build_folder()
     assert folder is not None

@@ -1,4 +1,4 @@
-"""POST /v1/jobs with a `command`: the specification's own job file is taken, what could not run is refused by its key."""
+"""POST /v1/jobs with a `command`: the specification's job file, and refusals by key."""
 
 import asyncio
 import base64
@@ -41,7 +41,7 @@ def submitted(http: TestClient, **keys: Any) -> dict[str, Any]:
 
 
 def test_specified_job_file_is_accepted_unchanged(http: TestClient) -> None:
-    """Also before its dataset is there: it may be made while the job waits."""
+    """Also before its dataset exists: it may be created while the job waits."""
     document = yaml.safe_load(SPECIFICATION)
     answer = http.post("/v1/jobs", json=document)
     document["env"]["HANZO_ML_TRACKING_URI"] = MASK
@@ -80,7 +80,7 @@ def test_command_job_is_listed_by_status_and_cancelled_with_its_run(http: TestCl
 def test_jobs_are_listed_in_pages_and_the_command_line_follows_them(
     server: ServerProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """After a year all seventy thousand came at once."""
+    """After a year all seventy thousand were in one response."""
     for name in ("pages-1", "pages-2", "pages-3"):
         httpx.post(f"{server.url}/v1/jobs", json={"name": name, "command": ["true"]}).raise_for_status()
     first = httpx.get(f"{server.url}/v1/jobs", params={"limit": 1}).json()
@@ -134,7 +134,7 @@ def test_log_of_a_running_command_is_shown(http: TestClient, settings: Settings)
 def test_log_is_streamed_completely_with_unusual_line_separators(
     server: ServerProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What came behind a form feed or a separator of Unicode was left out, and a last line that had not ended."""
+    """Text after a form feed or Unicode separator, or an unfinished last line, was missing."""
     job = httpx.post(f"{server.url}/v1/jobs", json={"name": "odd", "command": ["true"]}).json()["id"]
     folder = server.home / "jobs" / job / "command"
     folder.mkdir(parents=True)
@@ -157,7 +157,7 @@ def test_log_is_streamed_completely_with_unusual_line_separators(
 def test_terminal_control_sequences_in_logs_and_job_names_are_escaped(
     server: ServerProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One gave its window another title, erased what it showed, and wrote to the clipboard."""
+    """One changed the window title, erased the screen and wrote to the clipboard."""
     body = {"name": "mine\x1b[2J\x1b]0;theirs\x07", "command": ["true"]}
     job = httpx.post(f"{server.url}/v1/jobs", json=body).json()["id"]
     folder = server.home / "jobs" / job / "command"
@@ -174,7 +174,7 @@ def test_terminal_control_sequences_in_logs_and_job_names_are_escaped(
 
 
 def test_progress_bar_updates_are_streamed_as_lines(tmp_path: Path) -> None:
-    """It ends its line once, when all is done: who followed an epoch of hours saw nothing of it."""
+    """It ends its line only at the end: followers saw nothing for hours."""
     compute, job, told = LocalCompute(tmp_path), JobRef("job-1", Program.COMMAND), b""
     compute.folder(job).mkdir(parents=True)
     path = compute.folder(job) / "log.txt"
@@ -187,7 +187,7 @@ def test_progress_bar_updates_are_streamed_as_lines(tmp_path: Path) -> None:
 
 
 def test_followers_of_silent_jobs_do_not_block_other_requests(server: ServerProcess) -> None:
-    """Each of them had one of the server's forty threads, and kept it when he was gone."""
+    """Each follower occupied one of the server's forty threads, even after it had disconnected."""
     job = httpx.post(f"{server.url}/v1/jobs", json={"name": "quiet", "command": ["true"]}).json()
     with ExitStack() as followers, httpx.Client(base_url=server.url, limits=httpx.Limits(max_connections=None)) as client:
         for _ in range(60):
@@ -200,7 +200,7 @@ def test_followers_of_silent_jobs_do_not_block_other_requests(server: ServerProc
 def test_silent_log_stream_sends_keepalive_comments(
     http: TestClient, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a queued job no byte came for minutes, so that proxies closed it."""
+    """A queued job sent no byte for minutes, so that proxies closed the connection."""
     job = submitted(http)["id"]
     path = settings.home / "jobs" / job / "command" / "log.txt"
     monkeypatch.setattr(jobs, "QUIET_SECONDS", 0.0)
@@ -224,12 +224,12 @@ def test_silent_log_stream_sends_keepalive_comments(
 
 
 def test_environment_values_are_masked_in_jobs_and_events(http: TestClient, settings: Settings) -> None:
-    """Whoever could list the jobs read them, and so did every consumer of the events."""
+    """They were visible to every user who lists jobs, and to event consumers."""
     env = {"HF_TOKEN": "hf_s3cr3t", "HANZO_ML_EXPERIMENT": "doors"}
     answer = http.post("/v1/jobs", json={"name": "mine", "command": ["true"], "env": env})
     job = answer.json()["id"]
     database = Database(settings.database_url)
-    with database.write() as connection:  # as a release before wrote it
+    with database.write() as connection:  # as an earlier release wrote it
         emit(connection, "jobs", "job.submitted", job, {"job_id": job, "config": {"env": env}})
     told = [answer.json(), http.get(f"/v1/jobs/{job}").json(), http.get("/v1/jobs").json()["jobs"][0]]
     told.append(http.post(f"/v1/jobs/{job}/cancel").json())
@@ -273,7 +273,7 @@ def test_command_job_is_counted_in_the_queue_of_its_priority(http: TestClient, s
 @pytest.mark.parametrize("time", ["0s", "0.0h"])
 @pytest.mark.parametrize("asked", [{"command": ["true"]}, {"model": "theirs"}], ids=["command", "recipe"])
 def test_nonpositive_schedule_duration_is_refused(http: TestClient, asked: dict[str, Any], key: str, time: str) -> None:
-    """With none it was taken, and each start of it failed."""
+    """A duration of zero was accepted, and every start failed."""
     answer = http.post("/v1/jobs", json={"name": "late", **asked, "schedule": {key: time}})
     assert (answer.status_code, answer.json()["message"]) == (
         400,
@@ -342,7 +342,10 @@ def test_job_types_other_than_training_require_a_command(http: TestClient, type:
 
 
 def test_job_name_invalid_as_a_model_name_is_refused(http: TestClient) -> None:
-    """Its version is registered under it, hours later; that of a definition has the definition's."""
+    """Its version is registered under that name, hours later.
+
+    That of a definition has the definition's name.
+    """
     job = {"name": "mine/1", "recipe": "smollm2-135m-lora"}
     answer = http.post("/v1/jobs", json={**job, "dataset": "d"})
     assert (answer.status_code, "Invalid model name 'mine/1'" in answer.json()["message"]) == (400, True)
@@ -357,21 +360,21 @@ def test_body_that_is_no_json_object_is_refused(http: TestClient, body: Any) -> 
 
 
 BODY = '{"name": "theirs", "command": ["touch", "/tmp/theirs"]}'
-"""What a page in the user's browser would like to run."""
+"""What a malicious page in the user's browser would run."""
 
 
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
-        # A form, or a script's request that needs no preflight: no page may send JSON elsewhere without asking.
+        # A form, or a script's request without a preflight: no page may send JSON to another origin without one.
         ({"Content-Type": "text/plain"}, 400),
         ({"Content-Type": "application/x-www-form-urlencoded"}, 400),
         ({"Content-Type": "multipart/form-data; boundary=x"}, 400),
         ({}, 400),
-        # Each of these is what browsers add, and no page can leave out.
+        # Browsers add each of these, and no page can omit them.
         ({"Content-Type": "application/json", "Origin": "https://evil.example"}, 403),
         ({"Content-Type": "application/json", "Origin": "null"}, 403),
-        # A name of theirs that leads to this machine.
+        # An attacker's host name that resolves to this machine.
         ({"Content-Type": "application/json", "Host": "evil.example"}, 403),
     ],
 )
@@ -396,7 +399,7 @@ def test_job_with_values_no_database_stores_is_refused(http: TestClient, paramet
 
 @pytest.mark.parametrize("keys", [{"name": "a\0"}, {"name": "a\ud800"}, {"files": {"a.py": "\ud800"}}])
 def test_refused_command_job_stores_no_source_files(http: TestClient, settings: Settings, keys: dict[str, Any]) -> None:
-    """Its source files were left in the store; half a character in one of them was an error of the server."""
+    """They stayed in the store; half a surrogate pair was a server error."""
     document = {"name": "n", "command": ["python", "a.py"], "files": {"a.py": "print(1)"}, **keys}
     answer = http.post("/v1/jobs", content=json.dumps(document), headers={"Content-Type": "application/json"})
     assert answer.status_code == 400, answer.text

@@ -1,4 +1,7 @@
-"""/v1/datasets/{id}/checks and /report: pending, then what was found; a request to look again is an event; kept apart."""
+"""/v1/datasets/{id}/checks and /report: pending, then the findings; a recheck request is an event.
+
+Organizations are isolated.
+"""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""/v1/datasets/{id}/lineage: what a version was made of, and all that was made of it."""
+"""/v1/datasets/{id}/lineage: the inputs of a version, and everything derived from it."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""POST /v1/datasets/{id}/prepare: a job that names its parent and its parameters, or a refusal that names the key."""
+"""POST /v1/datasets/{id}/prepare: a job with its parent and parameters, or refusals by key."""
 
 from typing import Any
 

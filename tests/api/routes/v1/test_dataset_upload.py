@@ -1,4 +1,4 @@
-"""Uploads in a form: each file as it was sent, however many and large they are; and what is shown of long records."""
+"""Multipart dataset uploads: files unchanged at any number and size, and previews of long records."""
 
 import gzip
 import hashlib
@@ -27,7 +27,7 @@ Packed = Callable[[bytes], bytes]
 
 
 def written(writer: str, pack: Packed = bytes) -> Callable[[Path], tuple[str, bytes]]:
-    """A format, and the bytes of a file of it."""
+    """Return a format, and the bytes of a file in it."""
 
     def write(path: Path) -> tuple[str, bytes]:
         format, writes = WRITERS[writer]
@@ -93,7 +93,7 @@ def test_preview_is_truncated_at_its_byte_limit(http: TestClient, monkeypatch: p
 @pytest.mark.requirement("B15")
 @pytest.mark.parametrize("name", FILES)
 def test_each_format_is_accepted_as_form_and_as_raw_body(http: TestClient, tmp_path: Path, name: str) -> None:
-    """Packed or not; and of the same content there is one version."""
+    """Compressed or not; equal content gives one version."""
     format, data = FILES[name](tmp_path / "data")
     form = http.post("/v1/datasets", data={"name": "d", "format": format}, files={"files": (name, data)})
     assert (form.status_code, form.json()["num_records"]) == (201, 2), form.text
@@ -105,7 +105,7 @@ def test_each_format_is_accepted_as_form_and_as_raw_body(http: TestClient, tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_each_format_is_accepted_from_a_bucket(s3: S3Server, tmp_path: Path, name: str) -> None:
-    """A folder of it, and a single object."""
+    """As a folder and as a single object."""
     format, data = FILES[name](tmp_path / "data")
     settings = Settings.load({"HANZO_ML_HOME": str(tmp_path / "home"), **on_s3(s3)})
     s3.client.create_bucket(Bucket="raw")

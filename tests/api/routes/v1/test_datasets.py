@@ -90,7 +90,7 @@ def test_uploaded_html_is_never_served_executable(server: ServerProcess, http: h
     made = create(http, "page", b'{"text": "<script>alert(1)</script>"}\n')
     link = http.get(f"/v1/datasets/{made['id']}/download").json()["url"]
     shown = [http.get(f"/v1/datasets/{made['id']}/preview")]
-    if link.startswith(server.url):  # a link of the object store is of another origin
+    if link.startswith(server.url):  # a link of the object store has another origin
         shown += [
             http.get(link),
             http.get(link, headers={"Range": "bytes=0-3"}),
@@ -156,7 +156,7 @@ def split(server: ServerProcess, store: Store, folder: Path, made: dict[str, Any
 def test_split_stored_as_line_selection_is_downloaded_as_one_file(
     server: ServerProcess, http: httpx.Client, tmp_path: Path
 ) -> None:
-    """No object has its bytes, on S3 neither: this server puts them together."""
+    """No object contains these bytes, on S3 neither: this server assembles them."""
     made = create(http, "chosen", b"".join(b'{"text": "%d"}\n' % number for number in range(40)))
     store = Store(server.settings.store, VARIABLES)
     splits = split(server, store, tmp_path, made)
@@ -184,7 +184,7 @@ def test_split_stored_as_line_selection_is_downloaded_as_one_file(
     "metadata", ['{"a": NaN}', '{"a": 1e999}', '{"a": "\\ud800"}', '{"a": ["\\u0000"]}', "[" * 100_000, "[1]"]
 )
 def test_metadata_that_is_no_valid_json_object_is_refused(http: httpx.Client, metadata: str) -> None:
-    """One such version, and the list of all versions of its organization was an error."""
+    """One such version made the organization's list of all versions an error."""
     made = create(http, "described", b'{"a": 1}\n')
     answer = http.post(
         "/v1/datasets", data={"name": "bad", "metadata": metadata}, files={"files": ("a.jsonl", b'{"a": 2}\n')}
@@ -286,14 +286,14 @@ def test_signed_link_is_valid_only_for_its_object_and_time(server: ServerProcess
 def test_signed_link_serves_no_byte_of_corrupt_content(
     server: ServerProcess, http: httpx.Client, tmp_path: Path, content: str
 ) -> None:
-    """Links to parts of a version went past every hash that there was."""
+    """Links to parts of a version bypassed every hash check."""
     name = f"broken-{content}"
     made = create(http, name, "".join(f'{{"text": "{name} {n}"}}\n' for n in range(20)).encode())
     if content == "train":
         split(server, Store(server.settings.store, VARIABLES), tmp_path, made)
     [file] = http.get(f"/v1/datasets/{made['id']}/download", params={"content": content}).json()["files"]
     links = [part["url"] for part in file["parts"]]
-    if server.settings.storage.endpoint:  # it answers its own links
+    if server.settings.storage.endpoint:  # it serves its own links
         return
     whole = [httpx.get(link, trust_env=False) for link in links]
     assert [answer.status_code for answer in whole] == [200] * len(links)
@@ -311,7 +311,7 @@ def test_signed_link_serves_no_byte_of_corrupt_content(
 
 
 def test_s3_link_expires_after_the_requested_time(tmp_path: Path, s3_session: S3Server) -> None:
-    """And an hour where nothing was said: what the link says is what S3 keeps to."""
+    """One hour by default; S3 enforces the lifetime in the link."""
     with answering(migrated(tmp_path, **on_s3(s3_session))) as client:
         made = create(client, "for-a-while", b'{"a": 1}\n')
         for asked, holds in (({"seconds": 60}, "60"), ({}, "3600")):
@@ -322,7 +322,7 @@ def test_s3_link_expires_after_the_requested_time(tmp_path: Path, s3_session: S3
 @pytest.mark.requirement("B6")
 @pytest.mark.parametrize("public", ["", "http://files.example:9000"])
 def test_s3_links_use_the_public_endpoint_when_configured(tmp_path: Path, s3_session: S3Server, public: str) -> None:
-    """The server's own endpoint may be a name inside of a cluster, that means nothing outside."""
+    """The server's own endpoint may be a name that only resolves inside of the cluster."""
     settings = migrated(tmp_path, **on_s3(s3_session), **({"HANZO_ML_STORAGE_PUBLIC_ENDPOINT": public} if public else {}))
     with answering(settings) as client:
         made = create(client, f"reached{len(public)}", b'{"a": 1}\n')
@@ -459,8 +459,9 @@ def test_dataset_is_created_from_a_bucket_only_below_the_allowed_key(
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", ["receives", "stores"])
 def test_upload_interrupted_by_a_server_kill_can_be_repeated(server: ServerProcess, http: httpx.Client, killed: str) -> None:
-    """While the body comes, of which more was sent than waits in sockets; or when its first chunks are in the store. An
-    upload that was through before the second kill is there whole.
+    """Kills the server during the upload, or after the first chunks are stored.
+
+    The body is larger than socket buffers. An upload that was complete before the second kill is stored completely.
     """
     draw, name = random.Random(killed), f"cut-{killed}"
     lines = b"".join(b'{"text": "%s"}\n' % draw.randbytes(5000).hex().encode() for _ in range(2400))

@@ -1,4 +1,7 @@
-"""`POST /v1/jobs?dry_run=true` checks as a submission does, and queues nothing: the flag was ignored."""
+"""`POST /v1/jobs?dry_run=true` validates as a submission does, and queues nothing.
+
+The flag was once ignored.
+"""
 
 from typing import Any
 

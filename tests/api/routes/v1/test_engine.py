@@ -1,4 +1,4 @@
-"""/v1/engine: what replicas are told to serve, the files that they may download, and what becomes of their reports."""
+"""/v1/engine: deployments for replicas, the files that they may download, and their reports."""
 
 from collections.abc import Iterator
 from pathlib import Path

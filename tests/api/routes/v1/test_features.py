@@ -1,4 +1,4 @@
-"""/v1/features: what a prepared version has of a key, and the same numbers for rows that nobody prepared."""
+"""/v1/features: features of a prepared version by key, and equal values for raw rows."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ ROWS: list[dict[str, Any]] = [
     {"customer": f"c/{n % 7}", "plan": ("free", "pro")[n % 2], "age": 20 + n / 3, "spend": n / 7, "job_id": n}
     for n in range(60)
 ]
-"""One of the columns has the name of what requests name elsewhere: it is the user's own."""
+"""One of the user's columns has the name of a request parameter."""
 Make = Callable[..., DatasetVersion]
 
 
@@ -56,7 +56,7 @@ def make(http: TestClient, database: Database, store: Store, tmp_path: Path) -> 
 
 
 def maker(http: TestClient, database: Database, store: Store, folder: Path) -> Make:
-    """Prepares as the asset graph does."""
+    """Prepare as the asset graph does."""
     raw = b"".join(json.dumps(row).encode() + b"\n" for row in ROWS)
     assert http.post("/v1/datasets", data={"name": "d"}, files={"files": ("d.jsonl", raw)}).status_code == 201
 
@@ -176,7 +176,7 @@ def test_feature_requests_are_audited_with_their_version(make: Make, settings: S
         assert client.post("/v1/features/d/transform", json=ROWS[:3]).status_code == 200
     with database.read() as connection:
         calls = [event.payload for event in list_calls(connection, "default", limit=1000)]
-    # Of this version alone: the application of the other tests may write only now what it had counted before.
+    # Of this version alone: the application of other tests may write its pending counts now.
     one = [f"dataset:{version.id}"]
     asked = {(call["route"], call["status"]): call["count"] for call in calls if call["objects"] == one}
     assert asked == {
@@ -197,7 +197,7 @@ def test_missing_feature_files_answer_data_loss(http: TestClient, make: Make, st
 def test_corrupt_feature_files_answer_data_loss_for_any_changed_byte(
     http: TestClient, make: Make, store: Store, name: str
 ) -> None:
-    """Also in the index, of which a wrong place is read, or none."""
+    """Also in the index, where a wrong offset or none would be read."""
     version = make(features=FEATURES)
     place = f"{version.storage_path}features/{name}"
     whole = store.get_bytes(place)

@@ -1,4 +1,4 @@
-"""GET /v1/heartbeats: who was heard, and how long ago."""
+"""GET /v1/heartbeats: components, and the age of their last heartbeat."""
 
 from fastapi.testclient import TestClient
 from sqlalchemy import update

@@ -1,4 +1,4 @@
-"""/v1/hpo and `hanzo-ml hpo` against a running server: the specification's own sweep file, and what is refused."""
+"""/v1/hpo and `hanzo-ml hpo` on a running server: the specification's sweep file, and refusals."""
 
 import json
 import uuid
@@ -47,7 +47,7 @@ def trained_from(base_model: Any) -> dict[str, Any]:
 
 
 def without_evaluation(metric: str) -> dict[str, Any]:
-    """A recipe that evaluates only where it is told to."""
+    """Return a recipe that evaluates only on request."""
     base = {"dataset": "instruction-v2", "model": "zen-7b", "max_steps": 40}
     return {"base_config": base, "objective": {"metric": metric}}
 
@@ -71,7 +71,7 @@ def halving(rungs: dict[str, int]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def dataset(server: ServerProcess) -> str:
-    """The one that the specification's file trains on."""
+    """Create the dataset of the specification's file."""
     files = {"files": ("a.jsonl", RECORDS, "application/jsonl")}
     made = httpx.post(f"{server.url}/v1/datasets", data={"name": "instruction-v2"}, files=files, trust_env=False).json()
     return f"{made['name']}@{made['version']}"
@@ -173,7 +173,10 @@ def test_maximized_objective_ranks_the_largest_value_first(server: ServerProcess
 def test_concurrent_starts_with_one_idempotency_key_create_one_sweep(
     backend: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    """Sent again it was a second one, whose trials trained besides. Also where it is sent before the first call is done."""
+    """A repeated request created a second sweep with trials of its own.
+
+    Also covers a repetition before the first call has returned.
+    """
     database = Database(request.getfixturevalue(backend))
     asked, there = SweepConfig.model_validate(small()), sweep_id_from_key("k", LOCAL)
 
@@ -371,7 +374,7 @@ def test_trainable_sweep_is_accepted(server: ServerProcess, dataset: str) -> Non
 
 
 def test_sweep_with_many_values_loads_its_recipe_once(breakable: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once for each of them, a request of some KB kept the server busy for half a minute."""
+    """Loaded per value, a request of some KB kept the server busy for 30 s."""
     files = {"files": ("a.jsonl", RECORDS, "application/jsonl")}
     assert breakable.post("/v1/datasets", data={"name": "colours"}, files=files).is_success
     read: list[Path] = []
@@ -386,7 +389,10 @@ def test_sweep_with_many_values_loads_its_recipe_once(breakable: TestClient, mon
 
 
 def test_sweep_metric_may_come_from_an_installed_objective(breakable: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only what ours tell was taken. Of ours, a name that they do not tell is refused."""
+    """Only metrics of our own objectives were accepted.
+
+    A metric that none of ours reports is refused.
+    """
     files = {"files": ("a.jsonl", RECORDS, "application/jsonl")}
     assert breakable.post("/v1/datasets", data={"name": "colours"}, files=files).is_success
     found = EntryPoints([EntryPoint("focal", "nowhere:Focal", recipe_references.OBJECTIVES_GROUP)])
@@ -412,7 +418,7 @@ def test_missing_sweep_and_missing_sweep_file_are_refused_with_a_hint(server: Se
 
 
 def test_failure_reasons_differing_only_in_ids_are_shown_once() -> None:
-    """Fifty trials of a base model that was gone were fifty lines."""
+    """Fifty trials of a missing base model were fifty lines."""
 
     def failed(job: str, why: str) -> dict[str, str]:
         said = f"its run failed: train {job} failed after 1 attempt: {why}"

@@ -18,7 +18,7 @@ RECIPE = "smollm2-135m-lora"
 STEPS = 90
 """The recipe's own."""
 SECONDS = 3.0
-"""Of a step of the run that the tests log."""
+"""Of one step of the run that the tests log."""
 NF4 = {"method": "qlora", "base_dtype": "nf4", "compute_dtype": "bfloat16"}
 ONE_80GB = {"gpus": 1, "gpu_type": "nvidia-a100-80gb"}
 ONE_40GB = {"gpus": 1, "gpu_type": "nvidia-a100-40gb"}
@@ -44,7 +44,7 @@ def estimate(server: ServerProcess, status: int = 200, **body: Any) -> dict[str,
 
 
 def finished_run(server: ServerProcess, **parameters: Any) -> str:
-    """A job whose run logged a loss every three seconds, as the program train does."""
+    """Create a job whose run logged a loss every three seconds, as training does."""
     job = str(post(server, "/v1/jobs", {"name": "past", "dataset": "doors", "parameters": parameters}, 201)["id"])
     post(server, f"/v1/runs/{job}/params", {"params": {"recipe": RECIPE}})
     now = time.time_ns() // 1_000_000
@@ -78,13 +78,13 @@ def test_estimate_uses_past_runs_of_the_same_recipe(server: ServerProcess, datas
     width = {name: found["hours"]["high"] / found["hours"]["low"] for name, found in (("b", before), ("a", after))}
     assert width["a"] < width["b"]
 
-    # A run on other hardware, or of another base model, says nothing about this one.
+    # A run on other hardware, or of another base model, is no basis for this one.
     assert estimate(server, parameters={"hardware": {"gpus": 0, "cpu": 64}})["past_runs"] == []
     assert estimate(server, parameters={"base_model": {"uri": "file:///x", "sha256": "0" * 64}})["past_runs"] == []
 
 
 def test_job_with_unknown_lora_target_module_is_refused_at_submission(server: ServerProcess, dataset: str) -> None:
-    """It was found when the GPU was taken, or never, beside one that is there."""
+    """It was detected only on the GPU, or never next to a known one."""
 
     def submitted(status: int, *targets: str) -> dict[str, Any]:
         body = {"name": "mine", "dataset": "doors", "parameters": {"lora_target_modules": targets}}
@@ -121,7 +121,7 @@ def test_estimate_of_a_zen_recipe_has_hours_dollars_and_assumptions(server: Serv
     ],
 )
 def test_estimate_uses_configured_gpu_prices(tmp_path: Path, config: str, price: float | None) -> None:
-    """A list of one's own replaces that of the product: a type that it leaves out costs nobody knows what."""
+    """A configured list replaces the product's: a GPU type missing from it has unknown cost."""
     (tmp_path / "config.yaml").write_text(config)
     with answering(migrated(tmp_path)) as http:
         files = {"files": ("d.jsonl", b'{"instruction": "Door?", "answer": "Red."}\n')}
@@ -156,7 +156,10 @@ def test_job_exceeding_gpu_memory_is_refused_with_a_fitting_alternative(
 
 
 def test_job_of_a_definition_is_checked_against_its_newest_runs_recipe(server: ServerProcess, dataset: str) -> None:
-    """The asset graph alone knows the definition: before its first run, nothing is known here that could be refused."""
+    """Only the asset graph knows the definition.
+
+    Before its first run, nothing is known here that could be refused.
+    """
     small = {"hardware": ONE_40GB, "distributed": None}
     body = {"name": "big", "model": "big", "parameters": small}
     first = str(post(server, "/v1/jobs", body, 201)["id"])
@@ -222,7 +225,7 @@ def test_dataset_unsuitable_for_the_objective_is_refused_at_submission(
     for path in ("/v1/jobs", "/v1/jobs/estimate"):
         message = post(server, path, body, 400)["message"]
         assert f"objective {objective} cannot learn from dataset {name}@1, {said}" in message
-        # What the graph alone knows is refused there: before anything is started.
+        # What only the graph knows is refused there, before anything is started.
         post(server, path, body | {"model": "whatever"}, 201 if path == "/v1/jobs" else 200)
         post(server, path, body | {"model": "whatever", "recipe": RECIPE}, 400)
     sweep = {
@@ -235,7 +238,7 @@ def test_dataset_unsuitable_for_the_objective_is_refused_at_submission(
 
 
 def test_excessive_batch_size_is_refused(server: ServerProcess, dataset: str) -> None:
-    """The micro-batch that divides its rows would be looked for in as many steps."""
+    """The search for the micro-batch that divides its rows would take as many steps."""
     found = estimate(server, 400, parameters={"batch_size": 4_000_000_000_000, "rows_per_step": 3_999_999_999_999})
     assert "batch_size" in found["message"] and "1000000" in found["message"]
 
@@ -265,7 +268,7 @@ def test_job_is_accepted_when_too_little_is_known_to_check_its_memory(server: Se
 def test_job_with_unreadable_base_model_is_refused_but_estimated(
     server: ServerProcess, dataset: str, asked: dict[str, Any], said: str
 ) -> None:
-    """It is estimated all the same: its files may come later."""
+    """The estimate is returned all the same: the files may arrive later."""
     body = {"name": "misspelled", "dataset": "doors", **asked}
     assert said in post(server, "/v1/jobs", body, 400)["message"]
     assert "notes" in post(server, "/v1/jobs/estimate", body)

@@ -1,4 +1,7 @@
-"""Objects of a program: its pods reach what the job names with its token, over a folder and over S3."""
+"""Objects of a program: with its token, pods reach what the job names.
+
+Runs on a folder and on S3.
+"""
 
 import hashlib
 import os
@@ -37,7 +40,7 @@ OUTPUT = "s3://hanzo-models/m/made"
 
 
 class Pod:
-    """A program that was submitted: its store, and plain requests with its token."""
+    """A submitted program: its store, and plain requests with its token."""
 
     def __init__(self, server: ServerProcess, job: Job, attempt: int = 0) -> None:
         self.server, self.job = server, job
@@ -67,7 +70,7 @@ def pod(server_on_either: ServerProcess) -> Iterator[Pod]:
 
 
 def refused(pod: Pod, uri: str) -> list[str]:
-    """Which operations on an object are refused for lack of permission."""
+    """Return which operations on an object are refused for lack of permission."""
     done = {
         "read": lambda: pod.store.get_bytes(uri),
         "list": lambda: pod.store.list(uri),
@@ -164,7 +167,7 @@ def test_input_is_read_only(server_on_either: ServerProcess, tmp_path: Path) -> 
 
 
 def chunked_dataset(store: Store, folder: str, name: str) -> tuple[Any, bytes]:
-    """A dataset in one chunk, and its bytes."""
+    """Create a dataset in one chunk, and return its bytes."""
     data = b'{"a": 1}\n{"a": 2}\n' + name.encode()
     sha256 = hashlib.sha256(data).hexdigest()
     uri = f"{folder}/{name}/1"
@@ -174,7 +177,7 @@ def chunked_dataset(store: Store, folder: str, name: str) -> tuple[Any, bytes]:
 
 
 def split_of(store: Store, dataset: Any, uri: str, origin: str | None = None) -> Any:
-    """The first line of a dataset as an artifact."""
+    """Create an artifact of the first line of a dataset."""
     bitmap = bytes([0b10000000])
     selection = LineSelection(
         of=dataset.digest, path="a.jsonl", before=0, records=2, chosen=1, sha256=hashlib.sha256(bitmap).hexdigest()
@@ -318,7 +321,7 @@ def test_token_opens_its_own_program_only(pod: Pod, server_on_either: ServerProc
 
 
 def call_all(pod: Pod, token: str) -> dict[str, int]:
-    """The status of every operation on an object of the program, with this token."""
+    """Return the status of every operation on a program's object with this token."""
     uri, headers = f"{OUTPUT}/kept", {"Authorization": f"Bearer {token}"}
     sha256 = hashlib.sha256(b"changed").hexdigest()
     bodies: dict[str, Any] = {
@@ -420,7 +423,7 @@ def test_wrong_storage_credentials_of_the_server_fail_pods_immediately_naming_th
 
 
 class ReplacingStore(Store):
-    """Another object takes the place of one as soon as that was opened."""
+    """Replaces an object as soon as it was opened."""
 
     def open(self, uri: str) -> StoredObject:
         found = super().open(uri)

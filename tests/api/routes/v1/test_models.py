@@ -1,4 +1,4 @@
-"""/v1/models: stages with both verbs, pointers with numbers of their own, and the second names."""
+"""/v1/models: stages with both verbs, version pointers with their own numbers, and aliases."""
 
 import hashlib
 from pathlib import Path
@@ -69,7 +69,7 @@ def test_a_stage_is_set_with_patch_and_with_put(models: TestClient) -> None:
 
 @pytest.mark.requirement("O2")
 def test_models_and_versions_are_listed_a_page_at_a_time(models: TestClient) -> None:
-    """All of them were one answer: of 3,000 models it took a second, and longer by the square of their number."""
+    """One response held all: 3,000 models took a second, growing quadratically."""
     for name in ("c", "a", "b"):
         assert models.post("/v1/models", json={"name": name}).status_code == 201
     models.post("/api/2.0/mlflow/registered-models/set-tag", json={"name": "b", "key": "k", "value": "v"})
@@ -119,7 +119,7 @@ def test_version_shows_params_and_metrics_of_its_run(http: TestClient) -> None:
         return answer.json()["training_config"]
 
     params = {"dataset": "d", "dataset_version": 7, "learning_rate": 2e-5, "max_steps": 5000}
-    measured = {"system/total_gpu_hours": 24.5, "system/total_steps": 4000}  # hours that a client logs count for nothing
+    measured = {"system/total_gpu_hours": 24.5, "system/total_steps": 4000}  # hours that a client logs are ignored
     said = {"dataset": "d", "dataset_version": 7, "learning_rate": 2e-5}
     assert registered(params, measured) == {**said, "total_steps": 4000}
     assert registered(params, {}) == {**said, "total_steps": 5000}, "no hours were measured, and none are claimed"
@@ -127,7 +127,7 @@ def test_version_shows_params_and_metrics_of_its_run(http: TestClient) -> None:
 
 
 def test_version_registered_by_mlflow_shows_data_of_its_run_and_files(http: TestClient) -> None:
-    """All that it said was where its files lie."""
+    """It showed only the location of its files."""
     params = {
         "base_model": "zenlm/zen-7b",
         "model": "zen-7b",
@@ -166,7 +166,7 @@ def test_version_registered_by_mlflow_shows_data_of_its_run_and_files(http: Test
         key: params[key] for key in ("dataset", "dataset_version", "method", "learning_rate", "lora_rank", "total_steps")
     }
     assert made["training_config"] == said
-    # It is a pointer as it was: it waits for no export, and what it says of itself proves nothing.
+    # It remains a pointer: it waits for no export, and its own claims prove nothing.
     proof = http.get("/v1/models/m/versions/1/proof").json()
     assert (proof["ok"], proof["broken"]) == (
         False,
@@ -191,7 +191,10 @@ LOGGED = {
 
 
 def logged_model(http: TestClient, name: str, files: dict[str, bytes]) -> tuple[str, str]:
-    """A run that says what it is, and a model of it, as MLflow 3's client logs one: the ids of both."""
+    """Create a run with metadata, and a model of it, as MLflow 3's client does.
+
+    Returns the ids of both.
+    """
     params = {"base_model": "zenlm/zen-7b", "method": "lora", "learning_rate": 2e-5}
     run = http.post("/v1/runs", json={"experiment_name": "e", "params": params}).json()["id"]
     points = [{"key": "eval/loss", "value": 0.25}, {"key": "system/total_gpu_hours", "value": 3}]
@@ -206,7 +209,7 @@ def logged_model(http: TestClient, name: str, files: dict[str, bytes]) -> tuple[
 
 
 def pointed(http: TestClient, source: str, **more: str) -> Any:
-    """What `/v1` tells of a version that MLflow's client registers."""
+    """Return what `/v1` shows of a version that MLflow's client registers."""
     http.post(f"{MLFLOW}/registered-models/create", json={"name": "pointed"})
     made = http.post(f"{MLFLOW}/model-versions/create", json={"name": "pointed", "source": source, **more})
     assert made.status_code == 200, made.text
@@ -214,7 +217,7 @@ def pointed(http: TestClient, source: str, **more: str) -> Any:
 
 
 def test_version_of_a_logged_model_shows_data_of_its_run_and_files(http: TestClient) -> None:
-    """Nothing was told of it but where it lies, however it was named."""
+    """It showed only the location, under any name."""
     run, model = logged_model(http, "final", LOGGED)
     place = f"s3://hanzo-ml/runs/{model}/artifacts"
     hashes = {path: hashlib.sha256(content).hexdigest() for path, content in LOGGED.items()}
@@ -251,7 +254,7 @@ def test_version_of_a_logged_model_shows_data_of_its_run_and_files(http: TestCli
 
 
 def test_unknown_fields_of_a_version_are_null(http: TestClient, settings: Settings) -> None:
-    """A run of another server, files that nobody uploaded here, and descriptions that are none."""
+    """A run of another server, files that were never uploaded here, and empty descriptions."""
     foreign = pointed(http, "runs:/of-another-server/model", run_id="of-another-server")
     unknown = ("architecture", "base_model", "method", "artifacts", "metrics", "training_config")
     assert [foreign[key] for key in unknown] == [None, None, None, {}, {}, {}]
@@ -299,7 +302,7 @@ def checkpoints(http: TestClient, *keys: str) -> str:
 def test_step_final_artifact_resolves_to_the_last_logged_checkpoint(
     http: TestClient, logged: list[str], asked: str, found: str
 ) -> None:
-    """The specification's own script registers `checkpoint/step-final`, under which it logs nothing: it ended in a 409."""
+    """The specification's own script registers `checkpoint/step-final`, but logs nothing under it: that was a 409."""
     run = checkpoints(http, *logged)
     answer = http.post("/v1/models/m/versions", json={"run_id": run, "artifact": asked, "tags": {"task": "qa"}})
     assert answer.status_code == 201, answer.text
@@ -343,7 +346,7 @@ def test_step_final_of_a_completed_command_job_resolves_to_its_output(
 
 
 def logged_run(http: TestClient, params: dict[str, Any] | None = None, *, run: str | None = None) -> str:
-    """A run with an artifact `weights`: of its own, or that of a job."""
+    """Create a run with an artifact `weights`: a plain run, or that of a job."""
     run = run or http.post("/v1/runs", json={"experiment_name": "e", "params": params or {}}).json()["id"]
     assert http.post(f"/v1/runs/{run}/artifacts", params={"key": "weights"}, content=b"w").status_code in (200, 201)
     return run
@@ -351,7 +354,10 @@ def logged_run(http: TestClient, params: dict[str, Any] | None = None, *, run: s
 
 @pytest.mark.parametrize("rate", ["nan", "inf", "1e999"])
 def test_nonfinite_parameter_is_stored_as_text_and_versions_stay_readable(http: TestClient, rate: str) -> None:
-    """JSON has no such number: registering went well, and every look at the model's versions was a 500 from then on."""
+    """JSON has no such number.
+
+    Registration succeeded, but every later read of the model's versions was a 500.
+    """
     run = logged_run(http, {"learning_rate": rate})
     answer = http.post("/v1/models/m/versions", json={"run_id": run, "artifact": "weights"})
     assert (answer.status_code, answer.json()["training_config"]) == (201, {"learning_rate": rate})
@@ -359,7 +365,7 @@ def test_nonfinite_parameter_is_stored_as_text_and_versions_stay_readable(http: 
 
 
 def test_unknown_method_is_kept_in_training_config_only(http: TestClient) -> None:
-    """The version's field knows full, lora and qlora, and holds 20 characters on PostgreSQL."""
+    """The version's field accepts full, lora and qlora, and holds 20 characters on PostgreSQL."""
     params = {"method": "gradient boosted decision trees", "dataset_version": "9" * 400}
     answer = http.post("/v1/models/m/versions", json={"run_id": logged_run(http, params), "artifact": "weights"})
     assert (answer.status_code, answer.json()["method"]) == (201, None), answer.text
@@ -367,7 +373,7 @@ def test_unknown_method_is_kept_in_training_config_only(http: TestClient) -> Non
 
 
 def test_running_command_job_registers_its_logged_artifact(http: TestClient, settings: Settings) -> None:
-    """The script of a job that trains here says `run.register_model`, as it does anywhere else."""
+    """The script of a job that trains here calls `run.register_model`, as it does anywhere else."""
     job = http.post("/v1/jobs", json={"name": "mine", "command": ["python", "train.py"]}).json()["id"]
     database = Database(settings.database_url)
     Jobs(database).start(job)
@@ -382,7 +388,7 @@ def test_running_command_job_registers_its_logged_artifact(http: TestClient, set
 def test_training_run_can_be_registered_only_under_its_own_model_name(
     http: TestClient, settings: Settings, config: dict[str, str], own: str
 ) -> None:
-    """Under another it stood in staging and waited for an export that never came."""
+    """Under another name it stayed in staging, waiting for an export that never came."""
     database = Database(settings.database_url)
     jobs = Jobs(database)
     jobs.submit(name="mine", config=config, user="u", organization="default", id="job-1", status="running")
@@ -404,7 +410,7 @@ def test_invalid_version_tag_is_refused_at_registration(models: TestClient, tags
 
 @pytest.mark.requirement("Z6")
 def test_integer_version_other_than_the_next_is_refused(models: TestClient) -> None:
-    """Else 409."""
+    """Any other number is a 409."""
     assert register(models, version="1").json()["version"] == 1
     refused = register(models, version="3")
     assert (refused.status_code, refused.json()["error_code"]) == (409, "RESOURCE_CONFLICT")
@@ -413,7 +419,7 @@ def test_integer_version_other_than_the_next_is_refused(models: TestClient) -> N
 
 
 def test_version_label_cannot_be_reassigned_by_setting_its_tag(models: TestClient) -> None:
-    """Whoever may set a tag could else have another version promoted than the one that was named."""
+    """Otherwise permission to set tags would allow redirecting a promotion to another version."""
     for label in ("3.1", "3.2"):
         register(models, version=label)
     tag = {"key": "hanzo.version", "value": "3.1"}

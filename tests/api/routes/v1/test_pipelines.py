@@ -1,4 +1,4 @@
-"""/v1/pipelines: the specification's words for a training job, below /api/v1 too, and what cannot be run here."""
+"""/v1/pipelines: the specification's API of training jobs, also below /api/v1, and unsupported requests."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What an organization's quota refuses as it is submitted, and with what it lets the rest be queued."""
+"""An organization's quota at submission: what is refused and what is queued."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""/v1/runs/{run_id}/replay: what is refused, what is queued, and the verdict on what came out."""
+"""/v1/runs/{run_id}/replay: what is refused, what is queued, and the verdict."""
 
 import json
 import math
@@ -35,7 +35,7 @@ MACHINE = Machine(python="3.11.7", packages={"torch": "1.0"}, processor="an old 
 
 
 class Runs:
-    """Makes what a training job leaves, without training."""
+    """Creates what a training job leaves, without training."""
 
     def __init__(self, settings: Settings, folder: Path) -> None:
         self.database, self.store, self.folder = Database(settings.database_url), Store(settings.store), folder
@@ -101,7 +101,7 @@ class Runs:
 @pytest.fixture
 def runs(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
     found = Runs(settings, tmp_path)
-    monkeypatch.setattr(Datasets, "read", lambda *_: found.version)  # what a version is, its own tests show
+    monkeypatch.setattr(Datasets, "read", lambda *_: found.version)  # tests of datasets cover versions
     return found
 
 
@@ -113,7 +113,7 @@ def refusal(http: TestClient, run_id: str) -> tuple[int, str]:
 @pytest.mark.requirement("E13")
 def test_a_replay_is_queued_with_the_record_of_the_first_run(http: TestClient, runs: Runs) -> None:
     smaller = OutOfMemory(step=2, batch_size=2, gradient_accumulation=4, after=1)
-    unknown = smaller.model_copy(update={"after": None})  # of a run from before it was written down
+    unknown = smaller.model_copy(update={"after": None})  # of a run from before it was recorded
     bad = Diverged(step=3, noticed=3, reason="the loss is not a number", rolled_back_to=2, skipped=(8, 16))
     first = runs.complete("first", incidents=(smaller, bad, unknown))
     answer = http.post(f"/v1/runs/{first}/replay")
@@ -132,7 +132,7 @@ def test_a_replay_is_queued_with_the_record_of_the_first_run(http: TestClient, r
 
 
 def test_replay_reports_changed_process_counts_as_a_cause_of_different_losses(http: TestClient, runs: Runs) -> None:
-    """Nothing else says why the losses from the step on at which it did are not the same."""
+    """It is the only explanation of the different losses from that step on."""
     runs.submit("spread")
     jobs = Jobs(runs.database)
     for gpus in (2, 3, None, 1):
@@ -197,7 +197,7 @@ def test_replay_is_refused_naming_the_missing_file(
 
 
 def test_a_record_that_was_changed_is_not_replayed(http: TestClient, runs: Runs) -> None:
-    """It ran as it stood: what came out differed, and nobody was told that it was another work."""
+    """It ran all the same, with different results and no hint at the change."""
     first = runs.complete("first")
     again = runs.complete("again", replay_of=first)
     RunData(runs.database).log_batch(first, params=[("learning_rate", "0.0002"), ("max_steps", "3"), ("model", "a")])
@@ -220,7 +220,7 @@ def verdict_of(http: TestClient, run_id: str) -> tuple[int, str]:
 
 @pytest.mark.requirement("Y12")
 def test_replay_command_prints_the_verdict(http: TestClient, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The trainer's part is played by what it leaves; equal first, then with another loss and other weights."""
+    """The test writes the trainer's results: first equal ones, then another loss and other weights."""
     first = runs.complete("first")
     equal = runs.complete("equal", replay_of=first)
     other = runs.complete("other", {1: 2.5, 2: 1.0, 3: None}, "others", replay_of=first)
@@ -253,7 +253,7 @@ def test_replay_command_prints_the_verdict(http: TestClient, runs: Runs, monkeyp
 def test_verdict_names_tracked_loss_changed_after_the_run(
     http: TestClient, runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both results were equal, and nobody looked at what people see of the first run."""
+    """Both results were equal, but the first run's tracked loss had not been compared."""
     bad = Diverged(step=2, noticed=2, reason="the loss was above 5", rolled_back_to=1, skipped=(8, 16))
     first = runs.complete("first", incidents=(bad,))
     again = runs.complete("again", replay_of=first)
@@ -294,7 +294,7 @@ def test_verdict_accepts_losses_of_steps_repeated_after_a_resume(
 def test_verdict_lists_only_recovery_events_of_one_of_the_two_runs(
     http: TestClient, runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What both went through explains nothing."""
+    """Events that both had explain nothing."""
     short = OutOfMemory(step=2, batch_size=2, gradient_accumulation=4)
     bad = Diverged(step=3, noticed=3, reason="the loss is not a number", rolled_back_to=2, skipped=(8, 16))
     first = runs.complete("healed", incidents=(short, bad))
@@ -317,7 +317,7 @@ def test_verdict_lists_only_recovery_events_of_one_of_the_two_runs(
 
 
 def test_replay_of_a_resumed_run_starts_from_the_beginning(http: TestClient, runs: Runs) -> None:
-    """It begins at the beginning: what the first run was sent back to is none of its checkpoints."""
+    """The checkpoint that the first run resumed from is not one of its own."""
     first = runs.complete("resumed", resumed={"times": 1, "sent_back": [{"step": 2, "done": 3}], "gpus": 2})
     job = http.post(f"/v1/runs/{first}/replay").json()["job"]
     assert job["config"]["replay_of"] == first and "resumed" not in job["config"]

@@ -1,4 +1,4 @@
-"""POST /v1/jobs/{id}/resume: what an ended job goes on with, and with what status the others are refused."""
+"""POST /v1/jobs/{id}/resume: where an ended job resumes, and the status of refusals."""
 
 from typing import Any
 
@@ -59,7 +59,7 @@ def test_resuming_from_a_missing_job_or_checkpoint_is_refused(http: TestClient, 
 def test_command_job_can_be_resumed_only_by_the_servers_own_user(
     http: TestClient, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As it is submitted: it has that user's rights."""
+    """As with submission: it has that user's rights."""
     jobs = Jobs(Database(settings.database_url))
     jobs.submit(
         id="c", name="n", config={"type": "training", "command": ["true"]}, user="u", organization="default", type="command"

@@ -78,7 +78,7 @@ def test_run_shows_its_user(http: TestClient) -> None:
     ],
 )
 def test_run_status_maps_to_mlflow_status_and_back(http: TestClient, run_id: str, ours: str, theirs: str) -> None:
-    """Either way: what is said in one's words is read in the other's."""
+    """In both directions: a status written through one API is read through the other."""
 
     def said() -> tuple[str, str]:
         found = http.get("/api/2.0/mlflow/runs/get", params={"run_id": run_id}).json()["run"]["info"]["status"]
@@ -206,7 +206,7 @@ def test_invalid_request_is_refused_with_code_and_message(
 def test_artifact_sent_as_form_stores_the_contained_file(
     http: TestClient, run_id: str, query: dict[str, str], fields: dict[str, str], key: str, content: bytes
 ) -> None:
-    """`curl -F file=@h.txt` had the form around the file stored, with a checksum of that, and was told 201."""
+    """`curl -F file=@h.txt` stored the form around the file and its checksum, with 201."""
     sent = http.post(
         f"/v1/runs/{run_id}/artifacts", params=query, data=fields, files={"file": ("mine.txt", content, "text/plain")}
     )
