@@ -192,7 +192,7 @@ def test_resume_from_best_rewinds_to_its_step_and_settles_at_the_start(house: Ho
 
 
 def test_repeated_rewind_finds_checkpoints_of_the_current_and_earlier_branches(house: House) -> None:
-    """Run to 40, again from 20 to 30, resume, again from 20, then from the first 40."""
+    """Train to 40, rewind to 20, train to 30, resume, rewind to 20 and 40."""
     house.submit()
     house.record()
     for step in (20, 40):
