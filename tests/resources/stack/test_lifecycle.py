@@ -116,7 +116,7 @@ def test_proxy_exemptions_keep_given_hosts_and_add_those_of_the_stack(given: dic
 
 
 def test_python_path_of_the_caller_is_passed_to_the_stack() -> None:
-    """Regression: the server did not find a user's objective, nor his script its modules."""
+    """Regression: the server did not find a user's objective, nor a user's script its modules."""
     assert python_path({}) == str(SOURCE)
     assert python_path({"PYTHONPATH": "/his/own:/other"}) == f"{SOURCE}:/his/own:/other"
 

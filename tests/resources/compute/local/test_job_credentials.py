@@ -32,7 +32,7 @@ def compute(source: Path, database: Database, tmp_path: Path, monkeypatch: pytes
 
 @pytest.fixture
 def tracked(job_that: Callable[..., Job], database: Database) -> Job:
-    """Submit a recorded job that logs to its run."""
+    """Return a recorded job that logs to its run."""
     Jobs(database).submit(name="j", config={"dataset": "corpus@1"}, user="ann", organization="acme", id="job-1")
     return job_that("wait", tracking=Tracking(uri="http://127.0.0.1:1", run_id="job-1"))
 
