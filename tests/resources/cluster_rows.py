@@ -1,4 +1,4 @@
-"""Rows of a program that was submitted to a cluster, for tests of what reads them."""
+"""Database rows of a program submitted to a cluster."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Starts a detached process, for tests and for processes of theirs, which shall import nothing that takes long."""
+"""Start detached processes, for tests and their subprocesses, without slow imports."""
 
 import sys
 from pathlib import Path
@@ -9,7 +9,7 @@ WAITS = [sys.executable, "-c", "import time; print('begun', flush=True); time.sl
 
 
 def launch(folder: Path, command: list[str]) -> bool:
-    """Start the command unless one runs. Returns whether it did."""
+    """Start the command unless one runs; return whether it was started."""
     with lock_folder(folder) as descriptor:
         if descriptor is not None:
             start_detached(command, folder, descriptor, cwd=None, env={"ADDED": "yes"})

@@ -1,4 +1,4 @@
-"""What stands in the events table reaches Kafka: all of it, in order for each key, whatever dies on the way."""
+"""Outbox relay: all events reach Kafka, ordered per key, despite crashes."""
 
 import os
 import random
@@ -34,7 +34,7 @@ def position(database: Database) -> int:
 
 
 def write(database: Database, keys: list[str], topic: str = "jobs") -> None:
-    """An event for each of the keys, with its place among them."""
+    """Write an event for each of the keys, with its position among them."""
     with database.write() as connection:
         for number, key in enumerate(keys):
             emit(connection, topic, "test.counted", key, {"number": number})
@@ -92,7 +92,7 @@ def test_oversized_event_is_replaced_by_a_reference_and_does_not_block_others(sq
 def test_events_before_an_undeliverable_one_are_sent_and_recorded_once(
     sqlite_url: str, brokers: Brokers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of them were sent again each time, for as long as one topic took nothing."""
+    """Regression: all of them were sent again on each try while one topic failed."""
     database = Database(sqlite_url)
     write(database, ["a", "b"])
     with database.write() as connection:
@@ -100,7 +100,7 @@ def test_events_before_an_undeliverable_one_are_sent_and_recorded_once(
     write(database, ["c"])
     relay = Relay(database, KafkaPublisher(brokers.addresses), "hanzo.ml")
     with monkeypatch.context() as refused:
-        refused.setattr("resources.outbox_relay.MAX_VALUE_BYTES", 10_000_000)  # what the brokers refuse then
+        refused.setattr("resources.outbox_relay.MAX_VALUE_BYTES", 10_000_000)  # now the brokers refuse it
         for _ in range(10):
             with suppress(DeliveryError):
                 relay.send_next()
@@ -119,7 +119,7 @@ def test_a_payload_cannot_pass_for_another_event() -> None:
 
 
 class Relays:
-    """Relays as processes, over one database."""
+    """Run relays as processes on one database."""
 
     def __init__(self, database: Database, brokers: Brokers, home: Path) -> None:
         url = database.engine.url.set(drivername=database.engine.dialect.name).render_as_string(hide_password=False)
@@ -177,7 +177,10 @@ def test_relay_exits_cleanly_on_sigterm(database: Database, relays: Relays) -> N
 def test_two_relays_that_are_killed_at_random_lose_nothing_and_keep_the_order_of_each_key(
     database: Database, brokers: Brokers, relays: Relays, kills: int
 ) -> None:
-    """One of the two waits for the other to end. A message may come twice, and its number says so."""
+    """One relay is the standby of the other.
+
+    A message may arrive twice, with the same number.
+    """
     relays.start()
     relays.start()
     keys = [f"k{number}" for number in range(7)]

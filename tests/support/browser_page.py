@@ -1,4 +1,4 @@
-"""A page as a real browser shows it: headless Chromium, installed where it is missing."""
+"""Pages as rendered by a real browser: headless Chromium, installed if missing."""
 
 import shutil
 import subprocess
@@ -20,11 +20,11 @@ FLAGS = (
 )
 LOADS = 8
 PATIENCE_MS = 30_000
-"""Of the page's own time, which passes as fast as its requests are answered."""
+"""Virtual time of the page, which advances as fast as its requests are answered."""
 
 
 def chromium() -> str:
-    """The browser's program."""
+    """Return the path of the browser."""
     found = found_or_installed(installed, "chromium")
     assert found is not None, "these tests need a browser: install the package chromium"
     return found
@@ -35,9 +35,9 @@ def installed() -> str | None:
 
 
 def page(url: str, *texts: str) -> str:
-    """The document of a page once its scripts have run; loaded again while one of `texts` is missing.
+    """Return the document after its scripts ran; reload while one of `texts` is missing.
 
-    Headless Chromium ends the page's time when nothing seems to happen any more, which a chart that is drawn later loses.
+    Headless Chromium ends the page's virtual time when it seems idle, which can cut off a chart that is drawn later.
     """
     document = ""
     for _ in range(LOADS):

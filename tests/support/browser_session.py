@@ -1,4 +1,4 @@
-"""A browser that somebody uses: pages are opened, filled in and clicked one after another, with one set of cookies."""
+"""Interactive browser session: open, fill in and click pages with one set of cookies."""
 
 import itertools
 import json
@@ -18,7 +18,7 @@ WITHIN = 90.0
 
 
 class BrowserSession:
-    """Headless Chromium over its debugging protocol."""
+    """Control headless Chromium over its debugging protocol."""
 
     def __enter__(self) -> Self:
         self._stack = ExitStack()
@@ -42,7 +42,7 @@ class BrowserSession:
         self._ask("Page.navigate", url=url)
 
     def run(self, script: str) -> Any:
-        """The value of an expression in the page."""
+        """Return the value of an expression evaluated in the page."""
         answer = self._ask("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         return answer["result"].get("value")
 

@@ -1,4 +1,4 @@
-"""A folder with everything that a folder can hold, and what a folder holds, to compare two."""
+"""Folders with every kind of entry, and listings to compare two of them."""
 
 import os
 import stat
@@ -9,7 +9,11 @@ OLDEST = 1_500_000_000_123_456_789
 
 
 def write_folder(folder: Path) -> Path:
-    """Steps whose order by time is not that by name, modes, links, empty folders, and names that the store itself uses."""
+    """Write a folder with every kind of entry.
+
+    It holds steps whose order by time differs from that by name, modes, links, empty folders, and names that the store
+    itself uses.
+    """
     files = {
         "step-200/weights": b"\x00\xff" * 50,
         "step-300/weights": b"300",
@@ -51,7 +55,7 @@ def write_folder(folder: Path) -> Path:
 
 
 def read_folder(folder: Path) -> dict[str, tuple[Any, ...]]:
-    """Each entry below a folder: kind, mode, modification time in nanoseconds, and content or target."""
+    """Return each entry below a folder: kind, mode, mtime in nanoseconds, content or target."""
     found: dict[str, tuple[Any, ...]] = {}
     for path in sorted(folder.rglob("*")):
         status = path.lstat()

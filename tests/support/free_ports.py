@@ -1,4 +1,4 @@
-"""Ports for the servers of tests."""
+"""Free ports for the servers of tests."""
 
 import secrets
 import socket
@@ -6,7 +6,10 @@ from contextlib import suppress
 
 
 def free_port() -> int:
-    """Not one of those that the kernel gives to whoever connects: it might, before the server is there."""
+    """Return a free port outside the kernel's ephemeral range.
+
+    Otherwise a client connection could get it before the server binds it.
+    """
     while True:
         port = secrets.choice(range(15_000, 32_000))
         with socket.socket() as probe, suppress(OSError):

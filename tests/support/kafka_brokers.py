@@ -1,4 +1,4 @@
-"""Kafka for the tests: librdkafka's own brokers, which speak the protocol over TCP to any process of this machine."""
+"""Kafka for the tests: librdkafka's mock brokers, reachable over TCP from any local process."""
 
 import json
 from collections.abc import Iterator
@@ -20,13 +20,13 @@ class Received:
 
 class Brokers:
     def __init__(self) -> None:
-        # They live as long as the client that they were asked of.
+        # The brokers live as long as the client that created them.
         self._owner = Producer({"bootstrap.servers": "unused:1", "test.mock.num.brokers": 2, "log_level": 2})
         found = self._owner.list_topics(timeout=WAIT_SECONDS).brokers.values()
         self.addresses = ",".join(f"{broker.host}:{broker.port}" for broker in found)
 
     def received(self, *topics: str) -> list[Received]:
-        """All messages there are, those of a partition in their order."""
+        """Return all messages, those of each partition in order."""
         consumer = Consumer({"bootstrap.servers": self.addresses, "group.id": "test", "log_level": 2})
         messages = []
         for topic in topics:

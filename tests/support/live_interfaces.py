@@ -1,4 +1,7 @@
-"""What a server by itself shows of its interfaces: started by the command line on an empty state folder, asked over HTTP."""
+"""Interfaces of a running server, started by the command line and queried over HTTP.
+
+The state folder is empty.
+"""
 
 import os
 import subprocess
@@ -53,7 +56,7 @@ def read_interfaces(home: Path) -> Interfaces:
 
 
 def first_answer(url: str) -> httpx.Response:
-    """The answer of a server that may still be starting."""
+    """Return the response of a server that may still be starting."""
     until = time.monotonic() + START_SECONDS
     while True:
         try:

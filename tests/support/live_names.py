@@ -1,7 +1,8 @@
-"""Names that the running product shows: what `tests/support/stable_names.py` froze is compared with these.
+"""Names that the running product exposes, to compare with the frozen ones.
 
-They are read from the command line, HTTP, the migrated database, Dagster's definitions and the source's literals, hardly
-ever from a module's own objects: a module may move without a change here.
+`tests/support/stable_names.py` holds the frozen names. They are read from the command line, HTTP, the migrated
+database, Dagster's definitions and the source's literals, and hardly ever from a module's objects: a module may move
+without a change here.
 """
 
 import ast
@@ -24,7 +25,7 @@ Groups = dict[str, tuple[str, ...]]
 
 
 def commands() -> Groups:
-    """Command -> its options and arguments."""
+    """Return each command with its options and arguments."""
     import typer.main
 
     from hanzo_ml.cli import app
@@ -47,7 +48,7 @@ def spellings(parameter: Any) -> list[str]:
 
 
 def operations(document: Mapping[str, Any]) -> dict[str, str]:
-    """Operation id -> method and path."""
+    """Return each operation id with its method and path."""
     return {
         operation["operationId"]: f"{method.upper()} {path}"
         for path, methods in document["paths"].items()
@@ -56,12 +57,12 @@ def operations(document: Mapping[str, Any]) -> dict[str, str]:
 
 
 def schemas(document: Mapping[str, Any]) -> Groups:
-    """Schema -> its JSON keys."""
+    """Return each schema with its JSON keys."""
     return {name: tuple(sorted(schema.get("properties", {}))) for name, schema in document["components"]["schemas"].items()}
 
 
 def schema_values(document: Mapping[str, Any]) -> Groups:
-    """Schema and key -> the values that it may have."""
+    """Return the allowed values of each key of a schema."""
     return {
         f"{name}.{key}": tuple(sorted(set(enumerated(schema))))
         for name, whole in document["components"]["schemas"].items()
@@ -82,7 +83,7 @@ def enumerated(schema: Any) -> list[str]:
 
 
 def tables(database: Path) -> Groups:
-    """Table -> its columns."""
+    """Return each table with its columns."""
     with closing(sqlite3.connect(database)) as connection:
         names = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         return {
@@ -98,7 +99,7 @@ def migrations() -> tuple[str, ...]:
 
 
 def keys_of(document: Any, path: str = "") -> Iterator[str]:
-    """Dotted keys of a document of mappings."""
+    """Return the dotted keys of nested mappings."""
     if isinstance(document, dict) and document:
         for key, value in document.items():
             yield from keys_of(value, f"{path}.{key}" if path else key)
@@ -108,7 +109,7 @@ def keys_of(document: Any, path: str = "") -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Graph:
-    """What Dagster stores of the code location by name."""
+    """Names in the code location that Dagster stores."""
 
     assets: tuple[str, ...]
     checks: tuple[str, ...]
@@ -135,7 +136,7 @@ def graph() -> Graph:
 
 
 def python_api() -> dict[str, str]:
-    """Functions of `hanzo_ml` -> their parameters, with defaults and without types."""
+    """Return the functions of `hanzo_ml` with their parameters and defaults, without types."""
     module = importlib.import_module("hanzo_ml")
     return {name: parameters_of(getattr(module, name)) for name in module.__all__}
 
@@ -146,7 +147,7 @@ def parameters_of(function: Any) -> str:
 
 
 def members_of(owner: type) -> dict[str, str]:
-    """Public methods and attributes of a class that users derive from or hold."""
+    """Return public methods and attributes of a class that users derive from or hold."""
     public = {name: member for name, member in vars(owner).items() if not name.startswith("_") or name == "__init__"}
     return {name: parameters_of(member) if callable(member) else "" for name, member in public.items()}
 
@@ -157,7 +158,7 @@ def console_scripts() -> dict[str, str]:
 
 
 def resolves(address: str) -> bool:
-    """Whether `module:attribute` can be imported."""
+    """Return whether `module:attribute` can be imported."""
     module, _, attribute = address.partition(":")
     try:
         return hasattr(importlib.import_module(module), attribute)
@@ -166,7 +167,10 @@ def resolves(address: str) -> bool:
 
 
 def is_program(module: str) -> bool:
-    """Whether `python -m` can start a module; it is not imported, since some start work at once."""
+    """Return whether `python -m` can start a module, without importing it.
+
+    Some modules start work on import.
+    """
     try:
         found = importlib.util.find_spec(module)
         if found and found.submodule_search_locations is not None:
@@ -184,11 +188,11 @@ def is_program(module: str) -> bool:
 
 @dataclass(frozen=True)
 class Source:
-    """What the product's source declares, wherever it stands.
+    """Declarations of the product's source, independent of the module.
 
-    `literals` are string constants, constant parts of f-strings and keywords as of `dict(key=...)`; `numbers` are integers
-    that have a name; `fields` are those of each class; `values` are the strings of each enum, tuple, list, set and
-    `Literal[...]` and the keys of each dictionary.
+    `literals` are string constants, constant parts of f-strings and keywords as of `dict(key=...)`; `numbers` are
+    integers that have a name; `fields` are those of each class; `values` are the strings of each enum, tuple, list, set
+    and `Literal[...]` and the keys of each dictionary.
     """
 
     literals: frozenset[str]
@@ -226,7 +230,7 @@ def nodes() -> Iterator[ast.AST]:
 
 
 def fields_of(body: Iterable[ast.stmt]) -> Iterator[str]:
-    """Fields of a Pydantic class or dataclass, by the alias that stands in JSON where there is one."""
+    """Return the fields of a Pydantic class or dataclass, by JSON alias if any."""
     for each in body:
         if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
             yield alias_of(each.value) or each.target.id

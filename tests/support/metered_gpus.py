@@ -1,4 +1,4 @@
-"""GPU usage records, as an attempt of a job leaves them."""
+"""GPU usage records as an attempt of a job leaves them."""
 
 import uuid
 
@@ -11,7 +11,7 @@ from resources.metadata.gpu_usage import close_usage, extend_usage, open_usage
 def meter_attempt(
     database: Database, job: str, hours: float, gpus: int = 1, gpu_type: str | None = None, *, ends: bool = True
 ) -> None:
-    """An attempt of a job, or of a command, that held so many GPUs so long."""
+    """Record an attempt of a job or command that held GPUs for some hours."""
     attempt = JobRef(job, Program.TRAIN)
     with database.write() as connection:
         open_usage(connection, attempt, uuid.uuid4().hex, gpus, gpu_type, 0)

@@ -1,7 +1,7 @@
-"""A real PostgreSQL for the tests: one server for the whole session, one fresh database for each test.
+"""Real PostgreSQL server for the test session, with a fresh database per test.
 
-Debian's binaries are found or, as root, installed. A test that asks for the server is skipped, with the reason, only where
-neither can be. Also the databases that tests of both kinds take: copies of one that was migrated once.
+Debian's binaries are found or, as root, installed. Tests that need the server are skipped, with the reason, only if
+neither is possible. Tests of both database kinds get copies of a database that was migrated once.
 """
 
 import atexit
@@ -31,11 +31,14 @@ WAITS_WITHIN = 30.0
 
 
 class NoPostgres(Exception):
-    """Why there is none here."""
+    """Reason why no PostgreSQL is available."""
 
 
 class PostgresServer:
-    """A server over a temporary folder, on a socket in it. Without `fsync` it is safe against all but a loss of power."""
+    """Run a server in a temporary folder, on a socket there.
+
+    Without `fsync` it survives everything but a power failure.
+    """
 
     def __init__(self, *, fsync: bool = False) -> None:
         self._fsync = "on" if fsync else "off"
@@ -67,9 +70,9 @@ class PostgresServer:
             time.sleep(0.02)
 
     def kill(self) -> None:
-        """SIGKILL to the postmaster and to all its children, as a lost machine would have it."""
+        """Send SIGKILL to the postmaster and all its children, like a lost machine."""
         assert self._process is not None
-        # One that had been forked meanwhile would hold the memory that the next server wants for itself.
+        # Stop it first: a child forked meanwhile would hold the shared memory that the next server needs.
         self._process.send_signal(signal.SIGSTOP)
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
         for pid in (self._process.pid, *map(int, children)):
@@ -85,7 +88,7 @@ class PostgresServer:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def create(self) -> str:
-        """A new database with all tables. Returns its name."""
+        """Create a database with all tables and return its name."""
         name = f"test_{uuid4().hex[:12]}"
         self.execute(f"CREATE DATABASE {name} TEMPLATE {self._template()}")
         return name
@@ -126,7 +129,7 @@ class PostgresServer:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process is there that nobody only forgot to take note of the end of."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -134,7 +137,7 @@ def is_running(pid: int) -> bool:
 
 
 def unprivileged_user() -> str | None:
-    """Whom PostgreSQL runs as, because it refuses to be root; None for ourselves."""
+    """Return the user that runs PostgreSQL, which refuses root; None for the current user."""
     if os.getuid() != 0:
         return None
     names = {entry.pw_name for entry in pwd.getpwall()}
@@ -142,7 +145,7 @@ def unprivileged_user() -> str | None:
 
 
 def binaries() -> Path:
-    """The folder of the newest server on this machine, installed first where that is possible."""
+    """Return the folder of the newest installed server; install one if possible."""
     found = found_or_installed(installed, "postgresql")
     if found is None:
         raise NoPostgres(
@@ -157,7 +160,7 @@ def installed() -> Path | None:
 
 
 def until_one_waits(url: str) -> None:
-    """Return when a connection to a database waits for what another has locked."""
+    """Wait until a connection to a database waits for a lock."""
     waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
     with psycopg.connect(url, autocommit=True) as connection:
         deadline = time.monotonic() + WAITS_WITHIN
@@ -184,7 +187,7 @@ def postgres() -> PostgresServer:
 
 @pytest.fixture(scope="session")
 def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A migrated file to copy."""
+    """Return a migrated file to copy."""
     path = tmp_path_factory.mktemp("migrated") / "metadata.db"
     path.write_bytes(migrated())
     return path

@@ -1,5 +1,6 @@
-"""An S3 server over HTTP for tests: moto's, which remembers every request that it got, and refuses what is not as the
-checksum says that came with it, which moto takes.
+"""S3 server over HTTP for tests, based on moto.
+
+It records every request, and refuses bodies that do not match their checksum, which moto accepts.
 """
 
 import base64
@@ -43,13 +44,13 @@ class S3Server:
     url: str
     requests: list[S3Request] = field(default_factory=list)
     uploads_began: datetime = field(default_factory=lambda: datetime.now(UTC))
-    """When every upload that is not complete began, as this server says."""
+    """Start time that the server reports for every incomplete upload."""
     breaking: int = 0
-    """Of so many bodies that come, one bit is another one on the way."""
+    """Number of next uploaded bodies in which one bit is flipped."""
     refusing: int = 0
-    """So many bodies that come are refused."""
+    """Number of next uploaded bodies that are refused."""
     spoiling: str = ""
-    """Of the next object of that name that is asked for, one bit is another one on the way."""
+    """Name of an object in whose next download one bit is flipped."""
 
     def __post_init__(self) -> None:
         self.client = boto3.client(
@@ -65,7 +66,7 @@ class S3Server:
         return StoreAddress(root=self.url, buckets=BUCKETS)
 
     def empty(self) -> None:
-        """Buckets as after the installation, and no request remembered."""
+        """Empty the buckets and forget the recorded requests."""
         known = {bucket["Name"] for bucket in self.client.list_buckets()["Buckets"]}
         for bucket in BUCKETS.values():
             if bucket not in known:
@@ -107,7 +108,7 @@ def s3_server() -> Iterator[S3Server]:
                 return Response(BAD_DIGEST, 400, mimetype="application/xml")(environ, start_response)
             environ["wsgi.input"] = io.BytesIO(body)
         if environ["REQUEST_METHOD"] == "POST" and "uploadId=" in environ["QUERY_STRING"]:
-            # moto fails on an upload that is gone, or has it succeed again; MinIO and Ceph say that there is no such upload.
+            # moto fails or succeeds again for an upload that no longer exists; MinIO and Ceph answer NoSuchUpload.
             asked = {**environ, "REQUEST_METHOD": "GET", "wsgi.input": io.BytesIO(), "CONTENT_LENGTH": "0"}
             parts = Response.from_app(application, asked)
             if parts.status_code == 404:
@@ -121,7 +122,7 @@ def s3_server() -> Iterator[S3Server]:
             return given(environ, start_response)
         if environ["REQUEST_METHOD"] != "GET" or "uploads" not in environ["QUERY_STRING"]:
             return application(environ, start_response)
-        # moto says of every upload that it began in 2010, which would make it an abandoned one.
+        # moto reports 2010 as the start of every upload, which would make each an abandoned one.
         answer = Response.from_app(application, environ)
         begun = found.uploads_began.strftime("%Y-%m-%dT%H:%M:%S.000Z").encode()
         answer.set_data(re.sub(rb"(<Initiated>).*?(</Initiated>)", rb"\g<1>" + begun + rb"\g<2>", answer.get_data()))

@@ -1,4 +1,4 @@
-"""The real server as a process of its own, on a free loopback port and a state folder of its own."""
+"""The real server in a separate process, with its own loopback port and state folder."""
 
 import os
 import signal
@@ -22,14 +22,14 @@ ENDS_WITHIN = 60.0
 
 
 def environment(home: Path, port: int, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a server, without what the tester's own shell says about Hanzo ML or MLflow."""
+    """Return a server's environment without the caller's Hanzo ML and MLflow variables."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HANZO_ML_", "MLFLOW_"))}
     own = {"HANZO_ML_HOME": str(home), "HANZO_ML_SERVER_PORT": str(port), "HANZO_ML_METRICS_ENABLED": "false"}
     return {**kept, **own, **(extra or {})}
 
 
 class ServerProcess:
-    """Starts `python -m api.server`; can be killed and started again on the same port and state."""
+    """Run `python -m api.server`, restartable on the same port and state."""
 
     command: tuple[str, ...] = (sys.executable, "-m", "api.server")
     ready = "/ready"
@@ -78,7 +78,7 @@ class ServerProcess:
         return self._process.pid
 
     def kill(self) -> None:
-        """SIGKILL: no handler runs, nothing is flushed."""
+        """Send SIGKILL: no handler runs, nothing is flushed."""
         assert self._process is not None
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
@@ -89,7 +89,7 @@ class ServerProcess:
             self._process.wait()
 
     def wait(self) -> int:
-        """Wait until it has ended by itself; its exit status."""
+        """Wait until the process ends by itself and return its exit status."""
         assert self._process is not None
         return self._process.wait(ENDS_WITHIN)
 

@@ -1,4 +1,4 @@
-"""Databases of orders, of which datasets are queries."""
+"""Databases of orders, the source of query datasets."""
 
 import sqlite3
 from pathlib import Path
@@ -19,7 +19,7 @@ def shop(tmp_path: Path) -> str:
 
 @pytest.fixture
 def warehouse(postgres_url: str) -> str:
-    """The orders in PostgreSQL, with values of kinds that SQLite has not."""
+    """Create the orders in PostgreSQL, with value types that SQLite lacks."""
     with psycopg.connect(postgres_url) as connection:
         connection.execute(
             "CREATE TABLE orders (id int, price numeric(10, 2), day date, at timestamptz, took interval, raw bytea,"

@@ -1,4 +1,4 @@
-"""Stores of programs in pods: objects behind a server, reached with the token of a program that was submitted."""
+"""Object stores of programs in pods, accessed through a server with the program's token."""
 
 import secrets
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ def program_job(
     program: Program = Program.CONVERT,
     **more: object,
 ) -> Job:
-    """A job with an id of its own."""
+    """Return a job with a unique id."""
     identifier = f"{program}-{secrets.token_hex(4)}"
     job = Job(
         id=identifier,
@@ -35,7 +35,7 @@ def program_job(
 
 
 def submit(server: ServerProcess, job: Job) -> str:
-    """The token of a program that was submitted."""
+    """Submit a program and return its token."""
     database = Database(server.settings.database_url)
     submit_program(database, job)
     token = ClusterCredentials(database).issue(job)[TOKEN_VARIABLE]
@@ -48,6 +48,6 @@ def objects_address(server: ServerProcess, job: Job) -> str:
 
 
 def store_in_pod(server: ServerProcess, job: Job, token: str, attempt: int = 0) -> Store:
-    """The store as the program sees it."""
+    """Return the store as the program sees it."""
     address = StoreAddress(root=f"api+{objects_address(server, job)}", buckets=server.settings.store.buckets)
     return Store(address, {TOKEN_VARIABLE: token, ATTEMPT_VARIABLE: str(attempt)})

@@ -1,8 +1,8 @@
-"""Names that are stored or spoken to others, as commit 0191424 had them: a refactoring must keep every one.
+"""Names that are stored or public, as of commit 0191424; refactorings must keep them.
 
-Installed states, users' files and scripts, dashboards and old clients hold these names. Adding a name is fine; a change
-of one needs a migration and a decision, not an edit here. `tests/test_stable_names.py` compares them with the live product.
-URIs are held by `tests/upgrade`: old and new jobs must write to the same places.
+Installed states, users' files and scripts, dashboards and old clients hold these names. Adding a name is fine; changing
+one needs a migration and a decision, not an edit here. `tests/test_stable_names.py` compares them with the live
+product. URIs are covered by `tests/upgrade`: old and new jobs must write to the same places.
 """
 
 # fmt: off
@@ -45,7 +45,7 @@ WHERE: dict[str, str] = {
     "RUN": "Members of the run that `hanzo_ml.start_run` returns -> their parameters.",
     "EXIT_CODES": "Exit codes of programs, which supervisors and clusters decide by.",
 }
-"""What the names of each group below are, and who holds them."""
+"""The meaning of each group of names below, and who holds them."""
 
 COMMANDS: dict[str, tuple[str, ...]] = {
     "config show": (),

@@ -1,4 +1,4 @@
-"""Programs that tests need and that Debian has: installed where they are missing and this user may."""
+"""Debian programs that tests need, installed if missing and permitted."""
 
 import fcntl
 import os
@@ -13,9 +13,9 @@ T = TypeVar("T")
 
 
 def found_or_installed(find: Callable[[], T | None], *packages: str) -> T | None:
-    """What `find` finds, once the packages that bring it are there; None where it cannot be installed.
+    """Return what `find` finds, installing the packages first if needed.
 
-    One process at a time: tests run in several, and apt-get refuses to run twice.
+    None if they cannot be installed. One process at a time: tests run in several, and apt-get refuses to run twice.
     """
     found = find()
     if found is not None or os.geteuid() != 0 or not shutil.which("apt-get"):

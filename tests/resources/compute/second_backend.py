@@ -1,4 +1,4 @@
-"""A second backend, as a folder: jobs whose state is a log in memory."""
+"""Second compute backend as a package: jobs whose state is an in-memory log."""
 
 import importlib
 import sys
@@ -46,7 +46,7 @@ def open_backend(settings, credentials):
 
 
 def register(monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict[tuple[str, str], bytes]:
-    """Add the backend `memory` beside the others. Returns its logs, by job id and program."""
+    """Register the backend `memory` and return its logs by job id and program."""
     package = folder / "memory"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")

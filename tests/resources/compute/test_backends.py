@@ -1,4 +1,4 @@
-"""The registry of backends: a folder is a backend, and an unknown name is refused with the list of those that exist."""
+"""Backend registry: each folder is a backend; an unknown name lists the available ones."""
 
 import subprocess
 import sys

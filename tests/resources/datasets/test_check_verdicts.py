@@ -1,4 +1,7 @@
-"""The judge: each check fails for its own reason alone, says it in words, and its threshold is allowed to be met."""
+"""Check verdicts: each check fails only for its own reason, with an explanation.
+
+A value equal to the threshold passes.
+"""
 
 from typing import Any
 
@@ -47,7 +50,7 @@ def statistics(**more: Any) -> Statistics:
 def failed(
     found: Statistics | None = None, *, facts: ValidationFacts | None = None, checks: dict[str, Any] | None = None
 ) -> dict[str, str]:
-    """Check -> why it failed."""
+    """Return the failure explanation of each failed check."""
     facts = facts or ValidationFacts(violations=Violations())
     policy = Checks.model_validate(checks or {})
     verdicts = judge_version(facts, found or statistics(), policy, Measures(), created_at=NOW - DAY, now=NOW)

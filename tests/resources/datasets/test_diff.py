@@ -1,4 +1,4 @@
-"""What changed from one version to another, with a key and without, and the lineage of a version both ways."""
+"""Version diff, with and without a key, and lineage in both directions."""
 
 import json
 from collections.abc import Callable
@@ -63,7 +63,7 @@ def test_the_schemas_and_the_statistics_are_compared(place: Place, make: Make) -
 
 
 def test_diff_counts_columns_of_a_version_without_statistics(place: Place, make: Make) -> None:
-    """Of a prepared one: only what is created tells them in its manifest."""
+    """Prepared versions have no statistics: only created ones store them in their manifest."""
     old, files = make(row(1), row(2)), place.folder / "files"
     files.mkdir()
     (files / "a.jsonl").write_text('{"id":1,"text":"text 1"}\n{"id":"2"}\n')

@@ -1,4 +1,4 @@
-"""A version of many files: what is kept of each is little, and the database is not asked for each."""
+"""Versions of many files: little state per file, and no database query per file."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ FEW, MANY = 20, BATCH_CHUNKS + 20
 
 
 def statements(database: Database, folder: Path, count: int) -> tuple[int, DatasetVersion]:
-    """How many the database executes while a version of so many files is made; and the version."""
+    """Create a version of `count` files; return its number of SQL statements and the version."""
     raw = folder / f"of-{count}"
     raw.mkdir()
     for number in range(count):
@@ -49,12 +49,12 @@ def statements(database: Database, folder: Path, count: int) -> tuple[int, Datas
 def test_files_are_claimed_together_and_not_one_by_one(database: Database, tmp_path: Path) -> None:
     few, _ = statements(database, tmp_path, FEW)
     many, version = statements(database, tmp_path, MANY)
-    # One batch more of them, and no more: a transaction, its claims, and whatever a driver says around it.
+    # At most one more batch: a transaction, its claims and the driver's own statements.
     assert many - few <= 8
     store = in_folder(tmp_path)
     assert len(list(iterate_record_lines(store, version.artifact))) == MANY
     delete_version(database, store, version.id, "u")
-    assert len(chunks(store)) == FEW + 2  # each file of the other one, its records and their index
+    assert len(chunks(store)) == FEW + 2  # each file of the other version, its records and their index
 
 
 def test_small_file_allocates_only_a_small_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +71,7 @@ def test_small_file_allocates_only_a_small_buffer(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_checkout_opens_one_client_for_all_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The real client, with answers of its own: it is counted how often one is made."""
+    """Use the real client with canned responses and count how often one is created."""
     bodies = {f"http://server/{number}": f"{number}\n".encode() for number in range(FEW)}
     files = [remote(url, body, 1 + number % 2) for number, (url, body) in enumerate(bodies.items())]
     clients = []

@@ -1,4 +1,4 @@
-"""A preparation becomes a version once: with its parents and its transform, its splits, and the end of its job."""
+"""Prepared versions: created once, with parents, transform, splits and completion of the job."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -51,7 +51,7 @@ def source(database: Database, store: Store, tmp_path: Path) -> DatasetVersion:
 
 
 def prepared(store: Store, parent: DatasetVersion, folder: Path, text: str, place: str = PLACE) -> Result:
-    """What the program leaves, of a few bytes."""
+    """Write a small result as the preparation program does."""
     artifacts: dict[str, Artifact] = {}
     for role in ("dataset", "train", "validation", "test", "rejected"):
         content = folder / text / role
@@ -116,7 +116,7 @@ def test_equal_prepared_content_creates_no_second_version(
 def test_deleting_one_of_two_versions_with_equal_digest_keeps_the_lineage_of_the_other(
     database: Database, store: Store, parent: DatasetVersion, tmp_path: Path
 ) -> None:
-    """As they were prepared under two names before manifests said where they lie."""
+    """Before manifests stored their location, two names could be prepared with the same digest."""
     made = []
     for name in ("d", "other"):
         place = f"s3://hanzo-ml/datasets/{name}/prepared-d-1-x"
@@ -160,7 +160,10 @@ def test_duplicate_preparation_is_removed_and_its_job_gets_the_existing_version(
 def test_version_is_not_created_from_files_being_removed(
     database: Database, store: Store, parent: DatasetVersion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two prepared the same at once; the first saw that it was known already, the second that it was not any more."""
+    """Two identical preparations race with a deletion.
+
+    The first found that the version existed already; the second, that it no longer did.
+    """
     derivation = Derivation(parent, "d", PARAMETERS, "ann")
     first, _ = add_prepared_version(database, store, derivation, prepared(store, parent, tmp_path, "a"))
     result = prepared(store, parent, tmp_path / "again", "a", OTHER_PLACE)
@@ -193,7 +196,7 @@ def test_preparation_job_completes_in_the_transaction_of_its_version(
 def test_version_is_not_created_where_another_is_being_deleted(
     database: Database, store: Store, parent: DatasetVersion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever deleted the first one was killed before its files were gone: a day later they took the second one's along."""
+    """Regression: a deletion killed before removing its files removed the new version's a day later."""
     derivation = Derivation(parent, "d", PARAMETERS, "ann")
     result = prepared(store, parent, tmp_path, "a")
     first, _ = add_prepared_version(database, store, derivation, result)
@@ -217,7 +220,7 @@ def test_version_is_not_created_where_another_is_being_deleted(
 def test_version_is_not_created_from_files_removed_by_a_deletion(
     database: Database, store: Store, parent: DatasetVersion, tmp_path: Path, taken: str
 ) -> None:
-    """A preparation found that an equal one had done its work, or did it anew; meanwhile that one's version was deleted."""
+    """A preparation reuses or repeats an equal one whose version is deleted meanwhile."""
     derivation = Derivation(parent, "d", PARAMETERS, "ann")
     result = prepared(store, parent, tmp_path, "a")
     first, _ = add_prepared_version(database, store, derivation, result)
@@ -236,14 +239,14 @@ def test_version_is_not_created_from_files_removed_by_a_deletion(
 def test_delayed_deletion_removes_no_file_of_a_version_recreated_in_its_place(
     database: Database, store: Store, parent: DatasetVersion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It stood still, so that the next preparation ended the deletion for it; then it went on with what it had listed."""
+    """The deletion stalls after listing files, the next preparation completes it, then it resumes."""
     derivation = Derivation(parent, "d", PARAMETERS, "ann")
     first, _ = add_prepared_version(database, store, derivation, prepared(store, parent, tmp_path, "a"))
     real = Store.list
     made = []
 
     def stands_still(of: Store, uri: str) -> list[str]:
-        """After its listing; what others do meanwhile is done then."""
+        """List the files, then run the concurrent operations."""
         found = real(of, uri)
         if uri == first.storage_path and not made:
             made.append(None)
@@ -263,7 +266,7 @@ def test_delayed_deletion_removes_no_file_of_a_version_recreated_in_its_place(
 def test_preparation_of_a_deleted_version_is_refused_and_its_files_are_removed(
     database: Database, store: Store, parent: DatasetVersion, tmp_path: Path
 ) -> None:
-    """No job of the queue names it: the asset was materialized by hand."""
+    """No queued job names it: the asset was materialized by hand."""
     result = prepared(store, parent, tmp_path, "a")
     delete_version(database, store, parent.id, "ann")
     with pytest.raises(HanzoError, match="d@1 was deleted while it was prepared"):

@@ -1,4 +1,4 @@
-"""Splits in the object store, a folder or S3: what they cost beside their version, how they are proved, and go with it."""
+"""Splits in the object store (folder or S3): size, proof and deletion."""
 
 import os
 from pathlib import Path
@@ -32,7 +32,7 @@ def test_splits_take_little_space_and_are_deleted_with_their_version(
         version, _ = create(database, store, tmp_path, "".join(lines))
         before = stored(store)
         splits = divided(database, store, tmp_path, version)
-        # Each has a manifest and a pointer, which are of one size, and a bit for each of the 3,400 records.
+        # Each has a manifest and a pointer of constant size, and one bit for each of the 3,400 records.
         assert stored(store) - before < 3 * (1500 + len(lines) / 8)
         held = [line for artifact in splits.values() for line in iterate_record_lines(store, artifact)]
         assert sorted(held) == sorted(iterate_record_lines(store, version.artifact))

@@ -1,4 +1,4 @@
-"""The report: one page that needs nothing else, in which nobody's text becomes markup, as a real browser shows it."""
+"""Validation report: one self-contained page in a real browser, with all user text escaped."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Versions in the object store, a folder or S3: what a change costs, what goes with a deletion, what a kill leaves."""
+"""Versions in the object store (folder or S3): cost of changes, deletion, crash safety."""
 
 import json
 import os
@@ -148,7 +148,7 @@ def test_proof_names_only_the_broken_chunk(sqlite_url: str, tmp_path: Path, dama
             return prover.broken
 
     assert broken() == []
-    # The source's spaces are not in the records: no chunk is in both.
+    # The source contains spaces that the records do not: they share no chunk.
     (file,) = store.manifest(version.artifact).files
     victim = store.local_path(chunk_uri(version.artifact.uri, file.chunks[1].sha256))
     assert victim is not None
@@ -215,7 +215,7 @@ def test_two_organizations_share_no_chunk(database: Database, store: Store, tmp_
 
 
 def test_a_version_that_is_made_while_its_chunks_are_deleted_is_whole(database: Database, tmp_path: Path) -> None:
-    """The chunks of the one are those of the other; deleting and making them go on at once, again and again."""
+    """Both versions share their chunks; deletion and creation run concurrently, again and again."""
     store = in_folder(tmp_path)
     text = "".join(corpus(1_500_000))
     for turn in range(6):
@@ -295,7 +295,7 @@ create_version(Database(sys.argv[2]), store, name="d", path=path, user="u", orga
 def test_killed_creation_leaves_no_visible_version_and_can_be_repeated(
     database_url: str, store: Store, tmp_path: Path, puts: int
 ) -> None:
-    """`puts` objects are stored before the kill, the last of which may be the last manifest."""
+    """Kill after `puts` stored objects, the last of which may be the last manifest."""
     database = Database(database_url)
     text = "".join(corpus(3_000_000))
     (tmp_path / "raw.jsonl").write_text(text)
@@ -357,7 +357,7 @@ def test_version_with_prepared_data_in_its_folder_is_not_deleted(database: Datab
 def test_version_committed_during_cleanup_of_abandoned_uploads_survives(
     postgres_url: str, tmp_path: Path, kind: str
 ) -> None:
-    """An upload took more than a day between two signs of life, and somebody comes by as it commits."""
+    """The upload sent no heartbeat for a day; a cleanup runs as it commits."""
     database, store = Database(postgres_url), in_folder(tmp_path)
     version, _ = create(database, store, tmp_path, '{"a": 1}\n')
     with database.write() as connection:

@@ -1,4 +1,4 @@
-"""What a job that does not fit is told."""
+"""Refusal message of a job that does not fit."""
 
 import shutil
 from pathlib import Path
@@ -17,7 +17,7 @@ ONE_80GB = {"hardware": {"gpus": 1, "gpu_type": "nvidia-a100-80gb"}, "distribute
 def test_job_that_does_not_fit_is_refused_with_a_fitting_recipe_despite_a_broken_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was told that another recipe had a key misspelled, and not that it does not fit."""
+    """Regression: the message only named a misspelled key of another recipe."""
     recipe = Recipe.named("zen-72b-lora").changed(ONE_80GB)
     for name in ("zen-72b-lora", "zen-72b-qlora"):
         shutil.copy(RECIPES_FOLDER / f"{name}.yaml", tmp_path)
@@ -30,7 +30,7 @@ def test_job_that_does_not_fit_is_refused_with_a_fitting_recipe_despite_a_broken
 
 
 def test_job_that_fits_no_recipe_is_refused_with_the_keys_to_lower() -> None:
-    """None of that base model is of this objective."""
+    """No recipe of that base model has this objective."""
     recipe = Recipe.named("zen-72b-lora").changed({**ONE_80GB, "objective": "dpo", "batch_size": 1})
     with pytest.raises(HanzoError, match=r"no recipe of this base model fits: lower batch_size or sequence_length$"):
         admit_recipe(recipe, resolve_shape(recipe))

@@ -1,4 +1,4 @@
-"""The shape of a recipe's base model, and whether it is only assumed."""
+"""Shape of a recipe's base model, and whether it is only assumed."""
 
 import json
 from pathlib import Path

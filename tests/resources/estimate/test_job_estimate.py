@@ -1,4 +1,4 @@
-"""Hours and dollars from what past runs measured, and from assumptions where there are none. Pure functions."""
+"""Estimated hours and dollars, from measured past runs or else from assumptions."""
 
 from dataclasses import replace
 
@@ -35,7 +35,7 @@ def test_tokens_cover_all_steps_and_epochs_follow_from_the_dataset() -> None:
 
 
 def test_pairs_are_estimated_unpacked_at_their_average_length() -> None:
-    """Each answer was taken for sequence_length tokens: hours and dollars of short pairs were ten times what they cost."""
+    """Regression: each answer counted as sequence_length tokens, a tenfold estimate for short pairs."""
     pairs = RECIPE.changed({"objective": "dpo"})
     most = 10_000 * 16 * 2 * 2048
     nothing, short = estimated(recipe=pairs), estimated(recipe=pairs, dataset=DatasetTokens(1_200_000, 4_000, "counted"))
@@ -64,7 +64,7 @@ def test_tokens_per_step_of_pairs_are_those_that_the_past_run_logged() -> None:
 
 @pytest.mark.requirement("L9")
 def test_tokens_per_parameter_count_only_trained_parameters() -> None:
-    """All 7.6 billion, or the adapter's 161 million."""
+    """Trained are all 7.6 billion parameters, or the adapter's 161 million."""
     full = Recipe.named("zen-7b-full")
     found = estimated(recipe=full)
     assert found.trained == resolve_shape(full).parameters
@@ -84,7 +84,7 @@ def test_estimate_without_a_past_run_is_a_wide_assumed_range() -> None:
 
 
 def test_assumed_source_names_the_throughput_used_in_the_estimate() -> None:
-    """Of blocks that are compiled another share of the peak was taken than was told."""
+    """Regression: for compiled blocks the text named another share of the peak than was used."""
     compiled, sharded = Recipe.named("zen-7b-lora"), Recipe.named("zen-72b-lora")
     assert estimated(recipe=compiled).source.endswith("; 15% to 60% of the GPU's peak")
     assert estimated(recipe=sharded).source.endswith("; 12% to 50% of the GPU's peak")
@@ -108,7 +108,7 @@ def test_several_past_runs_give_the_range_that_they_had() -> None:
 
 
 def test_past_runs_of_another_sequence_length_are_scaled_by_operations() -> None:
-    """A longer sequence costs more for each token: attention."""
+    """A longer sequence costs more per token because of attention."""
     longer = RECIPE.changed({"sequence_length": 8192, "batch_size": 1})
     found = estimated(run(2000.0, 0.0), recipe=longer)
     assert found.hours is not None
@@ -123,7 +123,7 @@ def test_unfinished_past_run_gives_its_speed_and_no_overhead() -> None:
 
 @pytest.mark.requirement("Z26")
 def test_dollars_are_priced_for_all_gpus_by_the_price_book() -> None:
-    """Not of the recipe's own $4.17: that is shown beside."""
+    """The recipe's own $4.17 is not used, but shown separately."""
     found = estimated(recipe=Recipe.named("zen-72b-full"))
     assert found.hours is not None and found.dollars is not None and found.gpus == 32
     assert found.dollars.likely == pytest.approx(found.hours.likely * 32 * 3.0)
@@ -161,7 +161,7 @@ def test_model_of_unknown_shape_has_hours_only_after_a_first_run() -> None:
 
 
 def test_pause_between_two_steps_is_excluded_from_step_time() -> None:
-    """The run was killed after step 10 and went on an hour later."""
+    """The run was killed after step 10 and resumed an hour later."""
     times = {step: step * 1000 for step in range(1, 11)} | {step: 3_600_000 + step * 1000 for step in range(11, 21)}
     assert seconds_per_step(times) == pytest.approx(1.0)
 
@@ -188,7 +188,10 @@ def test_too_few_steps_give_no_step_time(times: dict[int, int]) -> None:
     ids=["once", "again before its first step", "again between two steps"],
 )
 def test_overhead_excludes_the_time_that_a_job_stood_still(first: int, begun_at: int) -> None:
-    """One failed before its first step and was resumed three days later: `started_at` stays that of the first time."""
+    """One failed before its first step and was resumed three days later.
+
+    `started_at` keeps the time of the first start.
+    """
     times = {step: first + step * 1000 for step in range(21)}
     job = JobRecord("j", "j", "training", "completed", {}, "u", "default", 0, 0, first + 40_000, "", {}, None)
     assert job_overhead_seconds(job, times, 20, begun_at) == pytest.approx(30)

@@ -1,4 +1,4 @@
-"""Tokens of a dataset: by the tokenizer that trains where the store has it, and as many as training makes of it."""
+"""Dataset token counts: with the training tokenizer if stored, equal to those of training."""
 
 import gzip
 import json
@@ -90,7 +90,7 @@ FORMS: list[dict[str, Any]] = [
 def test_every_form_of_record_is_counted_as_in_training(
     place: Place, record: dict[str, Any], system_prompt: str | None
 ) -> None:
-    """They were a conversation of no answer, whose bytes were counted with keys, quotes and roles."""
+    """Regression: records were counted as unanswered conversations, as bytes including keys, quotes and roles."""
     place.store_tokenizer()
     version = place.version([record | {"id": number} for number in range(20)])
     trained = encode_examples(
@@ -102,7 +102,7 @@ def test_every_form_of_record_is_counted_as_in_training(
 
 
 def test_both_answers_of_a_pair_are_counted_with_their_prompt(place: Place) -> None:
-    """As a step reads them, whose tokens the estimate divides by these."""
+    """A training step reads both, and the estimate divides by its tokens."""
     place.store_tokenizer()
     version = place.version([{"prompt": f"Door {n} is", "chosen": " red.", "rejected": " a blue cat."} for n in range(20)])
     wanted = recipe(objective="dpo")
@@ -122,7 +122,7 @@ def test_compressed_upload_is_assumed_by_its_uncompressed_size(place: Place) -> 
 
 
 def test_large_dataset_is_sampled_within_ten_percent(place: Place) -> None:
-    """Its records are sorted by length, so a sample of its beginning alone would be wrong."""
+    """The records are sorted by length, so sampling only the beginning would be wrong."""
     place.store_tokenizer()
     many = [{"instruction": f"Door {n}? " + "Look well. " * (n // 40), "answer": f"{n}."} for n in range(4000)]
     version = place.version(many)
@@ -160,12 +160,12 @@ OF_OTHERS = {
     "writes json": "{{ messages | tojson }}",
     "is broken": "{% for message in messages %}",
 }
-"""As the templates of SmolLM3, Qwen and others have it: transformers knows more tags than jinja does."""
+"""Templates as in SmolLM3, Qwen and others: transformers supports more tags than jinja."""
 
 
 @pytest.mark.parametrize("template", OF_OTHERS)
 def test_template_extensions_of_transformers_are_supported(place: Place, template: str) -> None:
-    """The estimate ended with a template's syntax error, and no word of what was wrong."""
+    """Regression: the estimate ended with an unexplained template syntax error."""
     place.store_tokenizer()
     place.store.put_bytes(f"s3://hanzo-models/base/{SHA}/chat_template.jinja", OF_OTHERS[template].encode())
     turns = [{"role": "user", "content": "Which <door>, é?"}, {"role": "assistant", "content": "The red one."}]
@@ -183,7 +183,7 @@ def test_template_extensions_of_transformers_are_supported(place: Place, templat
 
 @pytest.mark.parametrize(("name", "source"), [("default", "counted, with the base model's tokenizer"), ("rag", "assumed")])
 def test_default_of_several_templates_is_used(place: Place, name: str, source: str) -> None:
-    """As the tokenizers of Hermes and Command R have them."""
+    """The tokenizers of Hermes and Command R have several."""
     place.store_tokenizer()
     uri = f"s3://hanzo-models/base/{SHA}"
     version = place.version(rows(10))

@@ -1,4 +1,4 @@
-"""Sweeps for tests: the specification's own, and a small one with anything else."""
+"""Sweep configurations for tests: the specification's own, and a small one with changes."""
 
 from typing import Any
 
@@ -45,11 +45,11 @@ resources_per_trial:
   gpu_type: "nvidia-a100-80gb"
   memory: "64Gi"
 """
-"""As the specification has it; its indentation, which the copy at hand has lost, is put back."""
+"""The specification's example with its indentation, which the extracted copy lacks, restored."""
 
 
 def small(**changes: Any) -> dict[str, Any]:
-    """A sweep over one number, with other values where they are given."""
+    """Return a sweep over one number, with the given changes."""
     document = {
         "experiment": "doors-hpo",
         "base_config": {"dataset": "colours", "recipe": "smollm2-135m-lora", "max_steps": 40, "eval_steps": 10},

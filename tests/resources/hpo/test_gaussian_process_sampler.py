@@ -1,4 +1,4 @@
-"""The Gaussian process: its fit goes downhill where it thinks it does, and costs no more for thousands of trials."""
+"""Gaussian process sampler: correct gradient, robust to outliers, bounded cost for thousands of trials."""
 
 import random
 from dataclasses import replace
@@ -30,7 +30,7 @@ SPACE = {
 
 
 def trials_of(count: int) -> list[Trial]:
-    """Of which each is a little worse than the one before."""
+    """Return trials, each a little worse than the one before."""
     chance = random.Random(1)
     space = sweep(search_space=SPACE).search_space
     return [Trial(number, "", sample_params(space, chance), "completed", 1, value=number / count) for number in range(count)]
@@ -70,7 +70,7 @@ def test_fit_uses_all_of_few_trials(count: int) -> None:
 
 
 def test_suggestion_is_independent_of_the_magnitude_of_a_divergence() -> None:
-    """At a loss of 1e6 beside others of about 1, the others were all one: it searched no better than chance."""
+    """Regression: one loss of 1e6 among losses near 1 reduced the search to chance."""
     config = sweep(strategy="bayesian", sampler="gp", search_space=SPACE, max_trials=100)
     *trials, last = trials_of(30)
     found = [suggest(config, [*trials, replace(last, value=value)]) for value in (10.0, 1e6, 1e300)]
@@ -78,7 +78,7 @@ def test_suggestion_is_independent_of_the_magnitude_of_a_divergence() -> None:
 
 
 def test_outlier_limit_follows_from_the_random_trials_only() -> None:
-    """Of a hundred that are all but the best, those by chance at the beginning are as bad as they were."""
+    """After a hundred near-optimal trials the initial random ones must not become outliers."""
     first = np.linspace(0.0, 4.0, RANDOM_TRIALS)
     costs = np.concatenate([first, np.full(100, 1e-3), [1e6]])
     assert list(clip_outliers(costs, first)) == [*costs[:-1], 11.0]
@@ -90,7 +90,7 @@ def test_many_equal_best_values_do_not_clip_the_others() -> None:
 
 
 def test_fit_uses_one_thread_and_restores_the_thread_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a thread for each, beside trainings that have them all, a look at a sweep took seconds."""
+    """Regression: one thread per core, competing with trainings, made a sweep step take seconds."""
 
     def cores() -> set[int]:
         return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}

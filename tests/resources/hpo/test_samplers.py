@@ -1,4 +1,4 @@
-"""Bayesian search, by either sampler: what it makes of the trials that it is told of."""
+"""Bayesian search with either sampler: suggestions learned from finished trials."""
 
 import math
 import random
@@ -22,7 +22,7 @@ def search(sampler: str, **changes: Any) -> SweepConfig:
 
 
 def tried(config: SweepConfig, count: int) -> list[Trial]:
-    """By chance; the nearer to a learning rate of 1e-3, the better."""
+    """Sample random trials that are better the nearer their learning rate is to 1e-3."""
     trials = [
         Trial(n, "", sample_params(config.search_space, random.Random(n)), "completed", 1, step=40) for n in range(count)
     ]
@@ -31,7 +31,7 @@ def tried(config: SweepConfig, count: int) -> list[Trial]:
 
 @SAMPLERS
 def test_maximizing_mirrors_minimizing(sampler: str) -> None:
-    """Exactly: of the opposite values the same follows."""
+    """Opposite values must give exactly the same suggestions."""
     smaller, larger = (search(sampler, objective={"metric": "m", "direction": to}) for to in ("minimize", "maximize"))
     trials = tried(smaller, 20)
     opposite = [replace(trial, value=-trial.value) for trial in trials if trial.value is not None]
@@ -41,7 +41,7 @@ def test_maximizing_mirrors_minimizing(sampler: str) -> None:
 
 @SAMPLERS
 def test_sampler_learns_from_pruned_trials_and_not_from_failed_ones(sampler: str) -> None:
-    """Of all that reached the same step, as much as from trials that were not stopped."""
+    """Trials pruned at the same step count as much as completed ones."""
     config = search(sampler)
     completed = tried(config, 20)
     pruned, failed = ([replace(trial, status=status) for trial in completed] for status in ("pruned", "failed"))
@@ -50,7 +50,7 @@ def test_sampler_learns_from_pruned_trials_and_not_from_failed_ones(sampler: str
 
 
 def test_parzen_estimators_keep_away_from_where_trials_run() -> None:
-    """Farther than from where as many have failed: what those were worth is not known either."""
+    """Running trials repel more than failed ones, although the value of neither is known."""
     distances: dict[Status, list[float]] = {"failed": [], "running": []}
     for seed in range(8):
         config = search("tpe", seed=seed)

@@ -1,4 +1,4 @@
-"""The values that a search space gives, and what it refuses."""
+"""Search spaces: the values they sample and the configurations they refuse."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""What a sweep says of itself, with the server's settings where it says nothing."""
+"""Sweep configuration, with the server's settings as defaults."""
 
 from typing import Any
 

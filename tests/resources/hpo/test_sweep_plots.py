@@ -1,4 +1,4 @@
-"""A sweep's pictures, by what is drawn where: up is more, and the line of the history is the best so far."""
+"""Sweep plots, tested by drawn coordinates: better is higher, history shows the best so far."""
 
 import re
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ TRIALS = [
 
 
 def lines_of(page: str) -> list[list[float]]:
-    """The heights of each line, from left to right."""
+    """Return the heights of each line, from left to right."""
     return [
         [float(pair.split(",")[1]) for pair in line.split(" ")] for line in re.findall(r'<polyline points="([^"]+)"', page)
     ]
@@ -54,12 +54,12 @@ def test_parallel_coordinates_cross_every_hyperparameter_with_the_best_trial_on_
         ("minimize", [1.0, 1.1, 1.2, 1.3, 1.4, 1e30], ["≥ 1.4", "1"]),
         ("maximize", [1.0, 1.1, 1.2, 1.3, -80.0, 1.4], ["1.4", "≤ 1"]),
         ("minimize", [1.0, 1.1, 1.2, 1.3, 1.4, 1.5], ["1.5", "1"]),
-        ("maximize", [80.0, 1.1, 1.2, 1.3, 1.4, 1.5], ["80", "1.1"]),  # what is far better is what was looked for
+        ("maximize", [80.0, 1.1, 1.2, 1.3, 1.4, 1.5], ["80", "1.1"]),  # a far better value is the goal and not clipped
         ("minimize", [1.0] * 5 + [2.0], ["2", "1"]),
     ],
 )
 def test_a_trial_that_is_far_worse_does_not_flatten_the_others(direction: str, values: list[float], ends: list[str]) -> None:
-    """One of fifty had diverged, and the others were one line at the floor."""
+    """Regression: one diverged trial of fifty flattened all others into a line at the bottom."""
     config = sweep(search_space=SPACE, objective={"metric": "eval/loss", "direction": direction})
     trials = [Trial(number, "", POINTS[0], "completed", 1, value=value, step=1) for number, value in enumerate(values)]
     pages = history_page(config, trials), parallel_coordinates_page(config, trials)
@@ -72,7 +72,7 @@ def test_a_trial_that_is_far_worse_does_not_flatten_the_others(direction: str, v
 
 
 def test_texts_of_many_hyperparameters_do_not_overlap() -> None:
-    """Of fourteen, each name was written over the next one; of forty values, each over the one above."""
+    """Regression: fourteen names overlapped horizontally, and forty values vertically."""
     long = "a-base-model-whose-name-goes-on-and-on"
     space = {f"hyperparameter_number_{number}": {"type": "choice", "values": [1, long]} for number in range(14)}
     space["layers"] = {"type": "choice", "values": list(range(40))}
@@ -95,15 +95,15 @@ def test_texts_of_many_hyperparameters_do_not_overlap() -> None:
     [
         (1e-5, 1e-1, ["1e-05", "0.0001", "0.001", "0.01", "0.1"]),
         (2e-5, 5e-3, ["2e-05", "0.0001", "0.001", "0.005"]),
-        (9e-6, 1.1e-3, ["1e-05", "0.0001", "0.001"]),  # an end that is next to one has no room
+        (9e-6, 1.1e-3, ["1e-05", "0.0001", "0.001"]),  # no room for an end next to a power of ten
         (1e-6, 1e2, ["1e-06", "1e-05", "0.0001", "0.001", "0.01", "0.1", "1", "10", "100"]),
         (1e-20, 1.0, ["1e-20", "1e-18", "1e-16", "1e-14", "1e-12", "1e-10", "1e-08", "1e-06", "0.0001", "0.01", "1"]),
         (2e-4, 3e-3, ["0.0002", "0.001", "0.003"]),
-        (2e-4, 8e-4, ["0.0002", "0.00028284", "0.0004", "0.00056569", "0.0008"]),  # there is none
+        (2e-4, 8e-4, ["0.0002", "0.00028284", "0.0004", "0.00056569", "0.0008"]),  # it contains no power of ten
     ],
 )
 def test_logarithmic_axis_is_marked_at_powers_of_ten(low: float, high: float, marks: list[str]) -> None:
-    """At equal ratios they were 5.6234e-06 and such: nobody reads a learning rate so."""
+    """Regression: marks at equal ratios were unreadable learning rates such as 5.6234e-06."""
     found = axis_marks(LogUniform(type="log_uniform", min=low, max=high))
     assert [text for _, text in found] == marks
     axis = LogUniform(type="log_uniform", min=low, max=high)

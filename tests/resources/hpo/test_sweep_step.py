@@ -1,4 +1,4 @@
-"""What a sweep decides, against jobs that are played: a small world of trials with a loss that is known."""
+"""Decisions of a sweep, against simulated trials with a known loss."""
 
 import json
 import math
@@ -27,12 +27,12 @@ Loss = Callable[[Params, int], float]
 
 
 def bowl(params: Params, step: int) -> float:
-    """Best at a learning rate of 1e-3, and better with every step."""
+    """Return a loss, best at a learning rate of 1e-3 and falling with every step."""
     return (math.log10(float(params["learning_rate"])) + 3) ** 2 + 1 / step
 
 
 class World:
-    """Trials whose jobs go on by one evaluation each round, and end as told."""
+    """Simulate trials that advance by one evaluation per round and end as configured."""
 
     def __init__(self, config: SweepConfig, loss: Loss = bowl, fails: Callable[[int], bool] = lambda number: False) -> None:
         self.config, self.loss, self.fails = config, loss, fails
@@ -99,7 +99,7 @@ LISTS: list[Any] = [["q_proj"], ["q_proj", "v_proj"], ["q_proj", "k_proj", "v_pr
     "new_trials", ["grid tpe", "random tpe", "bayesian tpe", "bayesian gp", "pbt tpe", "successive_halving tpe"]
 )
 def test_choice_may_contain_lists_and_null(new_trials: str) -> None:
-    """People search over target modules; a trial is known by what it was written as, in JSON."""
+    """People search over target modules; a trial is identified by its values in JSON."""
     strategy, sampler = new_trials.split()
     space = {"modules": {"type": "choice", "values": LISTS}}
     config = sweep(strategy=strategy, sampler=sampler, search_space=space, max_trials=18, max_concurrent_trials=3)
@@ -142,7 +142,7 @@ def test_a_sweep_whose_trials_all_failed_has_failed_and_says_why() -> None:
     ],
 )
 def test_trial_without_a_finite_objective_fails_with_its_cause(points: tuple[Point, ...], why: str) -> None:
-    """Of one that diverged it was to be read that nothing was logged."""
+    """Regression: the reason of a diverged trial claimed that nothing was logged."""
     config = sweep(max_trials=1)
     (trial,) = decide_next_step(SWEEP_ID, config, [], {}, 1).new_trials
     (changed,) = decide_next_step(SWEEP_ID, config, [trial], {0: Observation("completed", "", points)}, 2).changed
@@ -209,13 +209,15 @@ def test_trial_that_completed_its_steps_is_not_pruned_while_publishing(changes: 
 
 
 def luck(number: int, step: int) -> float:
-    """A loss that falls, and now and then does not."""
+    """Return a loss that falls with occasional increases."""
     return 1 / step + random.Random(f"{number}/{step}").uniform(0, 0.2)
 
 
 def ended(config: SweepConfig, looks: Sequence[int], last: Mapping[int, int]) -> list[tuple[Any, ...]]:
-    """How trials end that all begin at once and evaluate every 10 of 80 steps, each at a pace of its own, where somebody
-    looks at these times. Those in `last` fail after so many steps.
+    """Return how concurrent trials end when polled at the times in `looks`.
+
+    All start at once and evaluate every 10 of 80 steps, each at its own pace. Those in `last` fail after the given
+    step.
     """
     trials = list(decide_next_step(SWEEP_ID, config, [], {}, 0).new_trials)
     for now in looks:
@@ -241,7 +243,10 @@ def ended(config: SweepConfig, looks: Sequence[int], last: Mapping[int, int]) ->
     ids=["patience", "patience-and-failures", "halving", "halving-and-patience"],
 )
 def test_pruning_is_independent_of_the_polling_interval(changes: dict[str, Any], last: dict[int, int]) -> None:
-    """A trial went on that had met the rule between two looks, or was stopped with what it had by the next."""
+    """Regression: the result depended on whether a poll saw the step that met the rule.
+
+    A trial that met the rule between two polls continued, or was stopped with later values.
+    """
     base = {**sweep().base_config, "max_steps": 80}
     config = sweep(base_config=base, max_trials=12, max_concurrent_trials=12, **changes)
     often = ended(config, range(1, 1000), last)
@@ -252,7 +257,7 @@ def test_pruning_is_independent_of_the_polling_interval(changes: dict[str, Any],
 
 
 def test_last_evaluation_does_not_prune_a_completed_trial_of_unknown_length() -> None:
-    """Of a model definition's own recipe only the asset graph knows how long it trains."""
+    """Only the asset graph knows how long a model definition's own recipe trains."""
     config = sweep(base_config={"model": "m"}, early_stopping={"patience": 1, "min_delta": 0.0})
     trial, *_ = decide_next_step(SWEEP_ID, config, [], {}, 1).new_trials
     for worse, status in ((30, "completed"), (20, "pruned")):
@@ -286,13 +291,13 @@ def test_successive_halving_gives_the_steps_to_the_best() -> None:
 
 
 def stopped(config: SweepConfig, *points: tuple[Point, ...]) -> dict[int, str]:
-    """Why, of trials that go on, by number."""
+    """Return the stop reason of each running trial to be stopped, by number."""
     found = find_stops({number: TrialHistory(each) for number, each in enumerate(points)}, config)
     return {number: stop.reason for number, stop in found.items()}
 
 
 def test_halving_promotes_top_third_or_only_the_best_of_a_small_rung() -> None:
-    """Whoever gets there last, of so many; the others were there before."""
+    """Test a trial that reaches the rung last, at every rank."""
     config = sweep(strategy="successive_halving", successive_halving={"reduction_factor": 3, "min_steps": RUNG})
     for there, kept in {1: 1, 2: 1, 3: 1, 5: 1, 6: 2, 8: 2, 9: 3}.items():
         others = {at: TrialHistory((Point(RUNG, float(at)),), may_stop=False) for at in range(there - 1)}
@@ -303,7 +308,7 @@ def test_halving_promotes_top_third_or_only_the_best_of_a_small_rung() -> None:
 
 @pytest.mark.parametrize("direction", ["minimize", "maximize"])
 def test_diverged_trial_is_never_promoted_in_either_direction(direction: str) -> None:
-    """To infinity where more is better, it was the best of all, and every other trial was stopped for it."""
+    """Regression: a trial that diverged to infinity won when maximizing and stopped all others."""
     objective = {"metric": "eval/loss", "direction": direction}
     config = sweep(strategy="successive_halving", successive_halving={"min_steps": RUNG}, objective=objective)
     for value in (math.inf, -math.inf, math.nan):
@@ -313,7 +318,10 @@ def test_diverged_trial_is_never_promoted_in_either_direction(direction: str) ->
 
 
 def test_no_trial_is_stopped_for_one_that_failed_later() -> None:
-    """The best at the first rung failed: all others had been stopped for it, and the sweep had no model of any of them."""
+    """Regression: the best trial of the first rung failed after stopping all others.
+
+    The sweep was left without any model.
+    """
     config = sweep(
         strategy="successive_halving", max_trials=5, max_concurrent_trials=1, successive_halving={"min_steps": RUNG}
     )
@@ -327,7 +335,10 @@ def test_no_trial_is_stopped_for_one_that_failed_later() -> None:
 
 @pytest.mark.parametrize("ended", ["failed", "cancelled"])
 def test_trial_is_not_judged_by_trials_that_end_without_a_model_in_the_same_poll(ended: str) -> None:
-    """Of those five that are left, one in three goes on; the last has not logged anything yet."""
+    """Five trials with a value remain, of which one in three continues.
+
+    The last trial has logged nothing yet.
+    """
     changes = {"max_trials": 8, "max_concurrent_trials": 8, "successive_halving": {"min_steps": RUNG}}
     config = sweep(strategy="successive_halving", **changes)
     trials = decide_next_step(SWEEP_ID, config, [], {}, 1).new_trials
@@ -338,7 +349,7 @@ def test_trial_is_not_judged_by_trials_that_end_without_a_model_in_the_same_poll
 
 
 def test_rung_between_evaluations_is_judged_at_the_next_evaluation() -> None:
-    """The rung is where the sweep says, and not where its trials evaluate first."""
+    """The rung is at the configured step, not at the trials' first evaluation."""
     config = sweep(strategy="successive_halving", successive_halving={"min_steps": RUNG + 2})
     early, late = ((Point(RUNG, at_first), Point(2 * RUNG, then)) for at_first, then in ((0.0, 5.0), (9.0, 1.0)))
     assert stopped(config, early[:1], late[:1]) == {}

@@ -1,4 +1,4 @@
-"""What a sweep says of another strategy than its own is refused: it would be searched as if it had not been said."""
+"""Sweep validation: keys of another strategy are refused rather than silently ignored."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ def test_key_of_the_own_strategy_is_accepted(given: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("strategy", ["bayesian", "grid", "random", "pbt", "successive_halving"])
 def test_sweep_returned_by_the_api_can_be_submitted_again(strategy: str) -> None:
-    """It has the keys of all strategies, with what they are where nobody says anything."""
+    """It contains the keys of all strategies, with their defaults."""
     space = {"learning_rate": {"type": "choice", "values": [1e-4, 1e-3]}}
     answered = sweep(strategy=strategy, search_space=space).model_dump(mode="json")
     assert {"sampler", "pbt", "successive_halving"} < answered.keys()

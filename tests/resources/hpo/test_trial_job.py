@@ -1,4 +1,4 @@
-"""The job that a sweep makes of a trial, where the sweep or the recipe decides what is in it."""
+"""Job of a trial, built from the sweep and its recipe."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def test_seed_of_a_generation_is_the_first_seed_plus_its_number(
 
 @pytest.mark.parametrize(("every", "expected"), [(10, 10), (14, 14), (20, 14), (None, None)])
 def test_every_generation_is_evaluated_at_its_end_at_the_latest(every: int | None, expected: int | None) -> None:
-    """40 steps are 14 in each of three."""
+    """Three generations of 40 steps have 14 steps each."""
     base = {key: value for key, value in {**BASE, "eval_steps": every}.items() if value is not None}
     parameters = build_trial_job(sweep(base_config=base, **PBT), {}, 1)["parameters"]
     assert (parameters["max_steps"], parameters.get("eval_steps")) == (14, expected)
@@ -80,7 +80,7 @@ def test_method_selects_the_recipe_by_name_or_becomes_a_parameter(
 
 
 def test_seed_after_the_largest_wraps_to_zero() -> None:
-    """No recipe has a larger one: all trials of the second generation failed of it."""
+    """Regression: recipes accept no larger seed, so all trials of the second generation failed."""
     config = sweep(base_config={**BASE, "seed": 2**32 - 1}, **PBT)
     assert [build_trial_job(config, {}, generation)["parameters"]["seed"] for generation in range(3)] == [2**32 - 1, 0, 1]
 

@@ -1,4 +1,4 @@
-"""Every format becomes records, counted and with a schema, without a loss that nobody is told of."""
+"""Input formats: records are counted, have a schema, and nothing is lost silently."""
 
 import bz2
 import datetime
@@ -87,7 +87,7 @@ def test_truncated_compressed_file_is_refused(place: Place, pack: Callable[[byte
 )
 @pytest.mark.parametrize("format", ["jsonl", "csv", "text"])
 def test_unsupported_compression_is_named(place: Place, format: str, content: bytes, name: str) -> None:
-    """A line that is not UTF-8 told nobody what to do."""
+    """Regression: the message was about a line that is not UTF-8, which did not help."""
     assert f"is a {name} file, and only gzip and zstd are supported" in place.refusal(content, format=format)
 
 
@@ -181,7 +181,7 @@ def test_two_columns_of_one_name_are_refused(place: Place) -> None:
 
 @pytest.mark.parametrize("format", ["jsonl", "csv", "text"])
 def test_lines_in_another_encoding_are_rejected_with_the_command_to_convert_them(place: Place, format: str) -> None:
-    """As programs under Windows write them: each of their lines was refused, and nobody was told why."""
+    """Windows programs write such files; the refusal of each line did not explain why."""
     for name, encoding in (("UTF-16", "utf-16"), ("UTF-32", "utf-32")):
         refusal = place.refusal('{"a": 1}\n{"a": 2}\n'.encode(encoding), format=format)
         assert f"raw.jsonl is written in {name}, and only UTF-8 is read: write it so, as `iconv -f {name}" in refusal
@@ -193,7 +193,7 @@ def test_lines_in_another_encoding_are_rejected_with_the_command_to_convert_them
 def test_compressed_columnar_file_is_rejected_with_a_hint_to_unpack_it(
     place: Place, writer: str, pack: Callable[[bytes], bytes], name: str
 ) -> None:
-    """ "Magic bytes not found" told nobody what to do."""
+    """Regression: the message was "Magic bytes not found", which did not help."""
     format, write = WRITERS[writer]
     write(place.folder / "data")
     refusal = place.refusal(pack((place.folder / "data").read_bytes()), format=format)
@@ -283,7 +283,7 @@ def test_overlong_csv_row_is_refused_by_its_first_line(place: Place, monkeypatch
 
 
 def cut(lines: list[str], folder: Path, parts: int, header: str) -> Path:
-    """The same rows in so many files."""
+    """Write the same rows into `count` files."""
     folder.mkdir()
     size = -(-len(lines) // parts)
     for number in range(parts):
@@ -292,7 +292,7 @@ def cut(lines: list[str], folder: Path, parts: int, header: str) -> Path:
 
 
 def test_the_same_rows_of_csv_in_other_files_are_the_same_content(place: Place) -> None:
-    """Each file had types of its own: where its values were all whole or all empty, they were other records."""
+    """Regression: column types were inferred per file, so all-integer or empty columns changed the records."""
     rows = ["1,,7,true\n", "2,,x,\n", "2.5,3,8,false\n", "4,4,9,true\n"]
     made = []
     for parts in (1, 2, 4):
@@ -335,7 +335,7 @@ def test_csv_file_changed_while_it_is_read_is_refused(place: Place, after: str) 
 
 @pytest.mark.parametrize("writer", WRITERS)
 def test_file_changed_while_it_is_read_is_refused(place: Place, monkeypatch: pytest.MonkeyPatch, writer: str) -> None:
-    """Of Parquet and Arrow, the records were those of the one file, and the source that proves them the other."""
+    """Regression: Parquet and Arrow records came from one file and the recorded source from another."""
     format, write = WRITERS[writer]
     path = place.folder / "data"
     write(path)
@@ -413,7 +413,7 @@ def write_wide_dictionary(path: Path) -> None:
 
 @pytest.mark.parametrize("writer", [write_wide_parquet, write_wide_dictionary])
 def test_rows_are_read_by_their_bytes_and_not_by_their_number(tmp_path: Path, writer: Callable[[Path], None]) -> None:
-    """4,096 rows at once were gigabytes where a row is a document."""
+    """Regression: batches of 4,096 rows took gigabytes where a row is a document."""
     writer(tmp_path / "wide")
     read = read_parquet if writer is write_wide_parquet else read_arrow
     with (tmp_path / "wide").open("rb") as stream:

@@ -1,4 +1,4 @@
-"""A Kafka topic becomes versions: snapshots between offsets, each with the messages as they were sent."""
+"""Versions of a Kafka topic: snapshots between offsets, with messages exactly as sent."""
 
 import json
 import tracemalloc
@@ -34,7 +34,7 @@ def settings(home: Path, **variables: str) -> Settings:
 
 
 def send(brokers: Brokers, values: Sequence[tuple[int, bytes | None]], topic: str = "orders") -> None:
-    """Values by partition, in order."""
+    """Send values to partitions, in order."""
     producer = Producer({"bootstrap.servers": brokers.addresses, "log_level": 2})
     for partition, value in values:
         producer.produce(topic, value, key="k", partition=partition)
@@ -57,7 +57,7 @@ def test_version_holds_a_snapshot_of_the_topic_and_the_next_continues_from_it(
     send(brokers, [(2, b'{"n": 3}'), (0, b'{"n":  1}'), (0, b'{\n "n": 2}')])
     address = f"kafka://{brokers.addresses}/orders"
     files = list_files(settings(tmp_path), address, Format.JSONL)
-    send(brokers, [(0, b'{"n": 4}')])  # after the moment of which the version is
+    send(brokers, [(0, b'{"n": 4}')])  # after the version's timestamp
     first, is_new = create_from_files(place.database, place.store, NewVersion("orders", "jsonl", "u", "default"), files)
     assert is_new and first.num_records == 3
     assert source_of(place, first) == b'{"n":  1}\n{  "n": 2}\n{"n": 3}\n'
@@ -97,7 +97,7 @@ def test_tombstones_are_skipped_on_request(place: Place, brokers: Brokers, tmp_p
 
 
 def test_expired_messages_are_refused_and_memory_stays_flat(place: Place, brokers: Brokers, tmp_path: Path) -> None:
-    """These brokers keep 5 MB of a partition."""
+    """These brokers retain 5 MB per partition."""
     value = b'{"text": "' + b"x" * 200_000 + b'"}'
     send(brokers, [(0, value)] * 10)
     address = f"kafka://{brokers.addresses}/orders"
@@ -131,7 +131,7 @@ def test_missing_topic_partition_or_offset_is_named(
         with pytest.raises(HanzoError, match=told):
             list_files(settings(tmp_path), address, Format.JSONL)
     with pytest.raises(HanzoError, match="there is no topic none"):
-        list_files(settings(tmp_path), f"{there}/none", Format.JSONL)  # looking for it has not made it
+        list_files(settings(tmp_path), f"{there}/none", Format.JSONL)  # the lookup has not created it
     with pytest.raises(HanzoError, match="read as jsonl, and not as csv"):
         list_files(settings(tmp_path), f"{there}/orders", Format.CSV)
     monkeypatch.setattr("resources.ingest.kafka_topic.ANSWER_TIMEOUT_SECONDS", 0.5)
@@ -141,7 +141,7 @@ def test_missing_topic_partition_or_offset_is_named(
 
 
 def test_password_is_sent_with_the_configured_protocol_and_never_shown(brokers: Brokers, tmp_path: Path) -> None:
-    """Brokers that know no SASL break off: a connection without it would have been answered."""
+    """Brokers without SASL close the connection; without the configured protocol they would have answered."""
     signed = settings(
         tmp_path,
         HANZO_ML_STREAM_SECURITY_PROTOCOL="SASL_PLAINTEXT",
@@ -196,7 +196,10 @@ def test_incomplete_security_settings_of_the_stream_are_refused(
     ],
 )
 def test_broker_outside_the_allow_list_is_refused_over_http(tmp_path: Path, address: str) -> None:
-    """Nor its own topics, which are of all organizations: nothing of `evil` resolves, and nobody tried."""
+    """The stack's own topics, which hold all organizations' data, are refused as well.
+
+    `evil` does not resolve, so the refusal proves that no connection was attempted.
+    """
     allowed = settings(tmp_path, HANZO_ML_STORAGE_IMPORT_FROM="kafka://A,kafka://b:9092/orders,s3://x")
     with pytest.raises(HanzoError) as caught:
         allowed_files(allowed, address, Format.JSONL)
@@ -226,7 +229,7 @@ def test_invalid_query_of_a_topic_address_is_refused(query: str, told: str) -> N
 
 
 def test_partitions_that_until_does_not_name_are_not_read() -> None:
-    """Else a version's own address would mean more once the topic has another partition."""
+    """Otherwise a version's stored address would change its meaning once the topic gains a partition."""
     kept = {0: (0, 9), 1: (4, 4), 2: (0, 5)}
     found = resolve_ranges(parse_topic_address("kafka://a/orders?from=0:3,1:0&until=0:7,1:0"), kept)
     assert [(each.partition, each.first, each.until) for each in found] == [(0, 3, 7), (1, 0, 0)]

@@ -1,4 +1,4 @@
-"""A dataset of a query: of databases that the operator named, for the organizations that he named, without an address."""
+"""Query datasets: only configured databases, only for allowed organizations, without showing an address."""
 
 import json
 import logging
@@ -24,7 +24,7 @@ PASSWORD = "c4n4ry"
 
 
 def asking(home: Path, **databases: object) -> Settings:
-    """Settings with databases, each an address or a section."""
+    """Return settings with databases, each an address or a section."""
     sections = {name: {"url": each} if isinstance(each, str) else each for name, each in databases.items()}
     home.mkdir(exist_ok=True)
     (home / "config.yaml").write_text(yaml.safe_dump({"storage": {"databases": sections}}))
@@ -46,7 +46,7 @@ def test_query_rows_become_a_version_whose_lineage_names_only_the_database(
 
 
 def test_database_is_queried_over_http_only_for_allowed_organizations(tmp_path: Path, shop: str) -> None:
-    """To others it is as one that is not there."""
+    """For other organizations it does not exist."""
     granted = asking(tmp_path / "home", shop={"url": shop, "organizations": ["acme"]}, closed=shop)
     with allowed_query_source(granted, "shop", "SELECT id FROM orders", Format.JSONL, "acme").open() as rows:
         assert len(rows.readlines()) == 2500

@@ -1,4 +1,4 @@
-"""Files that are far larger unpacked than they are: refused where no data is so, read in little memory where it may be."""
+"""Decompression bombs: refused, while legitimate compressed data is read in bounded memory."""
 
 import gzip
 import tracemalloc
@@ -34,7 +34,7 @@ REFUSED = "unpacks to more than 200 times its size: if it is data all the same, 
 
 @pytest.fixture
 def little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What anybody may unpack is 64 KB."""
+    """Reduce the fixed allowance for unpacked data to 64 KB."""
     monkeypatch.setattr("resources.ingest.decompression_bomb.ALWAYS_ALLOWED_BYTES", 1 << 16)
 
 
@@ -59,7 +59,7 @@ def test_compressed_file_beyond_the_expansion_limit_is_refused(
 
 
 def digits(rows: int, columns: int, name: str) -> bytes:
-    """A table with a digit in each cell, mostly the same."""
+    """Return a table with a digit in each cell, mostly the same."""
     random = Random(1)
     lines = [[name.format(number) for number in range(columns)]]
     lines += [random.choices("0123", (40, 1, 1, 1), k=columns) for _ in range(rows)]
@@ -69,7 +69,7 @@ def digits(rows: int, columns: int, name: str) -> bytes:
 @pytest.mark.parametrize("pack", [gzip.compress, packed_zstd, bytes], ids=["gzip", "zstd", "as it is"])
 @pytest.mark.usefixtures("little")
 def test_repeated_column_names_do_not_count_as_expansion(place: Place, pack: Callable[[bytes], bytes]) -> None:
-    """A table of digits in many columns was refused: its records have the names of the columns a thousand times."""
+    """Regression: a wide table of digits was refused because its records repeat the column names."""
     table = digits(100, 1000, "measured at station {} of the eastern valleys")
     packed = pack(table)
     version, _ = place.create(packed, format="csv")
@@ -80,7 +80,7 @@ def test_repeated_column_names_do_not_count_as_expansion(place: Place, pack: Cal
 
 @pytest.mark.usefixtures("little")
 def test_column_names_far_longer_than_their_values_are_refused(place: Place) -> None:
-    """An upload of some MB would become records of some hundred GB."""
+    """An upload of a few MB would become hundreds of GB of records."""
     refusal = place.refusal(digits(400, 10, "{}" + "x" * 2000), format="csv")
     assert (
         "raw.jsonl has names of columns that make its records more than 200 times as large as it is: shorten them" in refusal
@@ -92,7 +92,7 @@ def write_constant(path: Path) -> None:
 
 
 def write_shared(path: Path, *, nested: bool = False, fixed: bool = False) -> None:
-    """A text that is stored once, and stands in each row."""
+    """Write a text that is stored once and referenced by each row."""
     texts = pa.array([LONG.encode()] * ROWS, pa.binary(len(LONG))) if fixed else pa.array([LONG] * ROWS)
     column = pa.StructArray.from_arrays([texts], ["text"]) if nested else texts
     pq.write_table(pa.table({"a": column}), path, compression="zstd", dictionary_pagesize_limit=1 << 30)
@@ -152,7 +152,7 @@ def test_uncompressed_size_of_an_arrow_file_is_that_of_its_buffers(
 
 @pytest.mark.parametrize("kind", ["file", "stream"])
 def test_damaged_arrow_file_is_refused_or_read(tmp_path: Path, kind: str) -> None:
-    """Never an error that nobody catches."""
+    """An uncaught error is never acceptable."""
     write_arrow(tmp_path / "a", kind, pa.array([["word", None]] * 50), None)
     whole = (tmp_path / "a").read_bytes()
     for position in range(0, len(whole), 5):
@@ -162,7 +162,7 @@ def test_damaged_arrow_file_is_refused_or_read(tmp_path: Path, kind: str) -> Non
 
 
 def test_parquet_file_with_a_damaged_footer_is_refused_or_read(tmp_path: Path) -> None:
-    """Some of what it says of a column ends the process where it is asked for before the reader was."""
+    """Reading some column metadata before the reader is created crashes the process."""
     pq.write_table(pa.table({"a": [["word", None]] * 5}), tmp_path / "a", store_schema=False)
     whole = (tmp_path / "a").read_bytes()
     length = int.from_bytes(whole[-8:-4], "little")
@@ -175,7 +175,7 @@ def test_parquet_file_with_a_damaged_footer_is_refused_or_read(tmp_path: Path) -
 def test_text_shared_by_all_rows_is_not_held_once_per_row(
     tmp_path: Path, shape: dict[str, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file of 762 bytes took 6 GB of memory."""
+    """Regression: a file of 762 bytes took 6 GB of memory."""
     monkeypatch.setattr("resources.ingest.memory_sizes.MAX_HELD_BYTES", 8 << 20)
     write_shared(tmp_path / "shared", **shape)
     before, held, count = pa.total_allocated_bytes(), 0, 0
@@ -193,7 +193,7 @@ def test_text_shared_by_all_rows_is_not_held_once_per_row(
     ids=["snappy", "none", "zstd with a checksum"],
 )
 def test_short_texts_of_large_dictionaries_are_read_in_large_batches(tmp_path: Path, written: dict[str, Any]) -> None:
-    """By the sizes of its dictionaries, a file of a hundred columns was read 5 rows at a time, and took 7 times as long."""
+    """Regression: sizing batches by whole dictionaries read 5 rows at a time, 7 times slower."""
     texts = [f"{number:0100}" for number in range(4000)]
     columns: dict[str, Any] = {
         "text": texts,
@@ -221,7 +221,7 @@ def test_batch_size_follows_the_longest_text_of_a_dictionary(tmp_path: Path, mon
 
 
 def test_long_text_among_short_ones_of_a_dictionary_is_read_within_memory(tmp_path: Path) -> None:
-    """By the mean of all that the dictionary has, 512 rows that name the long one were Python's at once."""
+    """Regression: sizing batches by the mean text length loaded 512 copies of the long one."""
     words = pa.DictionaryArray.from_arrays(pa.array([0] * ROWS, pa.int32()), [LONG, *map(str, range(5000))])
     table = pa.table({"text": words})
     with pa.ipc.new_file(tmp_path / "words", table.schema) as out:

@@ -1,4 +1,4 @@
-"""From raw files to a version: faults are named by line, a refused file leaves nothing, equal content is one version."""
+"""Version creation from raw files: errors name the line, refusals leave nothing, content is deduplicated."""
 
 import json
 import subprocess
@@ -60,7 +60,7 @@ def test_python_only_json_is_refused_by_line(place: Place, what: str) -> None:
 
 
 def test_any_object_is_a_record(place: Place) -> None:
-    """What training needs of it is checked where it is known: by the dataset's contract, and by training."""
+    """The dataset's contract and the training check what training needs."""
     version, _ = place.create('{"prompt": [1, {"b": 1, "a": null}]}\n{}\n{"prompt": 2.50, "key": 1412}\n')
     assert version.num_records == 3
     assert version.schema == {"key": "integer?", "prompt": "array|number?"}

@@ -1,4 +1,4 @@
-"""What is stored of a submitted command, where it is submitted more than once."""
+"""Stored state of a command that is submitted more than once."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from tests.recipes.preparation.preparation_workspace import BUCKETS
 
 
 def test_job_keeps_its_files_when_a_call_with_the_same_key_sends_others(tmp_path: Path) -> None:
-    """Of two calls at the same time both find that there is no job yet; the later one's files were then the job's."""
+    """Regression: of two concurrent calls, the later one's files replaced those of the job."""
     database, store = (
         Database(f"sqlite:///{tmp_path}/metadata.db"),
         Store(StoreAddress(root=tmp_path.as_uri(), buckets=BUCKETS)),

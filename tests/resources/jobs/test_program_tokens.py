@@ -1,4 +1,4 @@
-"""Tokens of programs on a cluster, over SQLite and PostgreSQL."""
+"""Tokens of cluster programs, with SQLite and PostgreSQL."""
 
 import pytest
 

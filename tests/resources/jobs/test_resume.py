@@ -1,4 +1,4 @@
-"""What an ended job is resumed with: which are refused and with what words, which checkpoints there are."""
+"""Resuming an ended job: available checkpoints, and refusals with their messages."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +33,7 @@ ENVIRONMENT = Environment(git_commit="c", git_dirty=False, lock_sha256="l", pyth
 
 
 class House:
-    """A job `j` of a recipe of 96 rows a step, and checkpoints of it that hold what a resumption looks at."""
+    """Set up a job `j` with 96 rows per step, and checkpoints for it."""
 
     def __init__(self, database: Database, store: Store) -> None:
         self.database, self.store, self.jobs = database, store, Jobs(database)
@@ -157,7 +157,7 @@ def test_resume_from_a_step_without_checkpoint_is_rejected_with_the_available_st
 
 
 class Pruned(Store):
-    """One whose oldest object is deleted by somebody else as soon as it was listed."""
+    """Store whose oldest object is deleted concurrently, right after each listing."""
 
     def list(self, uri: str) -> list[str]:
         found = super().list(uri)
@@ -166,7 +166,7 @@ class Pruned(Store):
 
 
 def test_listing_skips_checkpoint_deleted_concurrently(house: House) -> None:
-    """The program that was told to end saves one more, and keeps the last few: who resumed at once was told of a fault."""
+    """Regression: resuming at once failed while the cancelled program pruned old checkpoints."""
     house.submit()
     for step in (4, 8):
         house.checkpoint(step)
@@ -182,7 +182,7 @@ def test_resume_from_best_rewinds_to_its_step_and_settles_at_the_start(house: Ho
     house.logged(45)
     job = house.resume(resume_from="best")
     assert job.resumed.sent_back == (Rewind(step=20),)
-    house.logged(47)  # the program that was cancelled ends only now
+    house.logged(47)  # the cancelled program ends only now
     settle_rewind(house.database, house.jobs.start("j"))
     (settled,) = house.jobs.read("j").resumed.sent_back
     assert (settled.step, settled.done) == (20, 47) and settled.at
@@ -192,7 +192,7 @@ def test_resume_from_best_rewinds_to_its_step_and_settles_at_the_start(house: Ho
 
 
 def test_repeated_rewind_finds_checkpoints_of_the_current_and_earlier_branches(house: House) -> None:
-    """0 -> 40, back to 20 -> 30, on from its newest, back to 20 once more, and to 40 of the first way."""
+    """Train to 40, rewind to 20, train to 30, resume, rewind to 20 and 40."""
     house.submit()
     house.record()
     for step in (20, 40):

@@ -1,4 +1,4 @@
-"""Databases of both kinds for what reads lineage."""
+"""SQLite and PostgreSQL databases for lineage tests."""
 
 from tests.resources.metadata.conftest import database, database_url, migrated_sqlite, postgres, postgres_url, sqlite_url
 

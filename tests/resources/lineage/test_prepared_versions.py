@@ -1,4 +1,4 @@
-"""A prepared version stands in lineage by its own splits: what was made of it, what it is compared with, what may go."""
+"""Lineage of prepared versions through their own splits: derivation, drift and deletion."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def trained_on(world: World, version: DatasetVersion) -> None:
 
 
 def checked(world: World, version: DatasetVersion) -> Artifact:
-    """A version whose statistics were taken; what they say does not matter here."""
+    """Return a version with statistics, whose content is irrelevant here."""
     statistics = Artifact(kind="statistics", uri=f"{version.storage_path}statistics", digest="0" * 64, size_bytes=1)
     with world.database.write() as connection:
         facts = ValidationFacts(violations=Violations())
@@ -65,7 +65,7 @@ def test_runs_and_models_are_descendants_of_a_prepared_version_and_prevent_delet
 
 
 def test_drift_is_measured_against_the_prepared_version_of_the_production_model(small: World) -> None:
-    """Against the one that it was prepared of every column seemed to have moved."""
+    """Regression: compared with its unprepared parent, every column seemed to have drifted."""
     source = small.create(questions(40))
     version, _ = prepared(small, source, "d")
     trained_on(small, version)

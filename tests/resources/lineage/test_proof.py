@@ -1,4 +1,4 @@
-"""Proving: one flipped bit, one missing file, one tampered edge breaks exactly the edge that it lies on, and no other."""
+"""Lineage proof: a flipped bit, missing file or tampered edge breaks exactly its edge."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -60,7 +60,7 @@ LABELS = {
     "merged": "merged weights",
     "gguf": "export",
 }
-"""What each artifact is called in an edge."""
+"""Label of each artifact in an edge."""
 
 
 @dataclass
@@ -237,7 +237,7 @@ def test_wrong_checksum_in_the_registry_is_named(chain: Chain) -> None:
 
 
 def point(chain: Chain, **artifacts: Artifact) -> None:
-    """Let the registry point version 1 at these, checksums and all."""
+    """Point version 1 of the registry at these artifacts, including their checksums."""
     changed = {**chain.house.registry.read(model(), 1).artifacts} | {
         name: artifact_row(artifacts[name]) for name in artifacts
     }
@@ -246,7 +246,7 @@ def point(chain: Chain, **artifacts: Artifact) -> None:
 
 
 def other(chain: Chain, folder: Path, kind: str, **inputs: Artifact) -> Artifact:
-    """A whole artifact of another model."""
+    """Publish an intact artifact of another model."""
     (folder / kind).mkdir(parents=True)
     (folder / kind / "model").write_bytes(b"other " + kind.encode())
     digests = {role: artifact.digest for role, artifact in inputs.items()}
@@ -257,7 +257,7 @@ def other(chain: Chain, folder: Path, kind: str, **inputs: Artifact) -> Artifact
 
 
 def test_export_of_another_model_is_not_proved(chain: Chain, tmp_path: Path) -> None:
-    """Each of its edges held, up to the raw files; that it was made of other weights than the version's, nobody asked."""
+    """Regression: every edge was valid, but nothing checked that the export used this version's weights."""
     merged = other(chain, tmp_path, "merged", adapter=chain.made["adapter"], base=chain.made["base"])
     export = other(chain, tmp_path, "gguf", merged=merged)
     point(chain, gguf=export)
@@ -315,7 +315,7 @@ def test_tampered_artifact_entry_of_the_registry_is_named(chain: Chain, tampered
 
 
 def test_a_version_that_points_to_nothing_is_not_proved(chain: Chain) -> None:
-    """No byte was hashed and no source was reached: that is no proof."""
+    """Without a hashed byte or a reached source there is no proof."""
     with chain.database.write() as connection:
         chain.house.registry.register(connection, model(), registration("r2"), {}, stage="none")
     proof = chain.prove(version=2)
@@ -353,7 +353,7 @@ def test_recording_an_artifact_twice_changes_nothing(chain: Chain) -> None:
 
 
 class Served:
-    """The version is deployed: the database says so, and an engine says which file it loaded."""
+    """A deployed version: a database row, and an engine that reports the loaded file."""
 
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
@@ -385,7 +385,7 @@ def test_a_served_version_with_a_flipped_bit_is_not_proved(served: Served, name:
     with flipped(served.chain.path(name, file), 9):
         proof = served.prove()
     assert not proof.ok
-    if name == "gguf":  # the file is the served one too: both of its edges may be named, no other
+    if name == "gguf":  # the file is also the served one: both of its edges may be named, no other
         assert all(edge.startswith("served file -> export: ") for edge in proof.broken)
     else:
         (edge,) = proof.broken

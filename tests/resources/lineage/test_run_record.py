@@ -1,4 +1,4 @@
-"""What a run says of the code that it was made with: a checkout's commit, or that of which an image was built."""
+"""Code version in a run's record: a checkout's commit, or that of the image."""
 
 import hashlib
 import subprocess
@@ -18,7 +18,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def test_environment_of_an_image_has_its_commit_and_lock(tmp_path: Path) -> None:
-    """It has no git, so that every run that was made in one said `none`, and its proof with it."""
+    """Regression: without git in the image, runs recorded `none` and could not be proved."""
     (tmp_path / COMMIT_FILE).write_text(f"{COMMIT}\n")
     (tmp_path / LOCK_FILE).write_text("torch==2\n")
     found = read_environment(tmp_path)
@@ -45,7 +45,7 @@ def test_git_checkout_takes_precedence_over_the_commit_file(tmp_path: Path) -> N
 
 
 def test_record_of_another_release_is_rejected_with_a_clear_error(tmp_path: Path) -> None:
-    """Whoever reads one is told of one error: as a value that did not validate, it ended a look at all other jobs."""
+    """Regression: an unhandled validation error stopped the processing of all other jobs."""
     store = Store(StoreAddress(root=tmp_path.as_uri(), buckets=BUCKETS))
     (tmp_path / "record").mkdir()
     (tmp_path / "record" / RECORD_FILE).write_text('{"of": "another release"}')
@@ -55,7 +55,7 @@ def test_record_of_another_release_is_rejected_with_a_clear_error(tmp_path: Path
 
 
 def test_old_run_record_keeps_its_original_rendering(tmp_path: Path) -> None:
-    """It resumes, and is replayed, with the tokens that it began with."""
+    """It is resumed and replayed with the original tokens."""
     recipe = Recipe.named("smollm2-135m-lora")
     environment = read_environment(tmp_path)
     new = RunRecord(run_id="r", model="m", dataset="d@1", recipe=recipe, seed=1, environment=environment)

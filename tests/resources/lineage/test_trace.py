@@ -1,4 +1,4 @@
-"""A record is found wherever it went, and nowhere else: over both databases, on a folder and on S3."""
+"""Record tracing: found everywhere it went and nowhere else, on both databases and stores."""
 
 import json
 import random
@@ -30,7 +30,7 @@ __all__ = ["small"]
 
 @pytest.fixture
 def store(request: pytest.FixtureRequest, database_url: str, tmp_path: Path) -> Store:
-    """A folder beside SQLite, S3 beside PostgreSQL: neither knows of the other."""
+    """A folder for SQLite, S3 for PostgreSQL: the two are independent."""
     if database_url.startswith("sqlite"):
         return Store(StoreAddress(root=(tmp_path / "objects").as_uri(), buckets=BUCKETS))
     server: S3Server = request.getfixturevalue("s3")
@@ -43,7 +43,7 @@ def world(database: Database, store: Store, tmp_path: Path) -> World:
 
 
 def paths(nodes: Sequence[TraceNode], above: str = "") -> set[str]:
-    """Every node as what it was reached through."""
+    """Return the path to every node, as kinds and names."""
     found = set()
     for each in nodes:
         path = f"{above}/{each.kind} {each.name}" if each.kind != "deployment" else f"{above}/{each.facts['status']}"
@@ -52,7 +52,7 @@ def paths(nodes: Sequence[TraceNode], above: str = "") -> set[str]:
 
 
 def split_of(artifacts: Mapping[str, Artifact], store: Store, row: Mapping[str, Any]) -> str:
-    """The split that holds a row, by reading all of them."""
+    """Find the split that holds a row by reading all of them."""
     for name, artifact in artifacts.items():
         if row in map(json.loads, iterate_record_lines(store, artifact)):
             return name
@@ -85,7 +85,7 @@ def test_record_is_traced_from_its_version_to_the_served_model(world: World) -> 
 
 
 def test_new_version_has_a_record_index_and_is_traced_without_its_records(world: World) -> None:
-    """Without one every question would read all records of all versions, and be answered all the same."""
+    """Without an index, every query would read all records of all versions and still succeed."""
     corpus = rows(40)
     version = world.create(corpus)
     index = find_index(world.store, version.artifact)
@@ -171,7 +171,7 @@ def test_raw_record_is_traced_to_its_derived_records_and_their_runs(world: World
     assert node(found, "masked@1").facts["how"] == ["made of it"]
     below = {node.kind for node in walk_nodes([node(found, "masked@1")])}
     assert below == {"dataset version", "split", "run"}
-    # The other way round: the masked record was in no raw version.
+    # In the other direction: the masked record was in no raw version.
     assert [node.name for node in world.trace(masked[3]).reached] == ["masked@1"]
 
 
@@ -262,7 +262,7 @@ def test_a_record_has_its_number_in_its_split(small: World) -> None:
 
 
 def test_copied_split_is_looked_up_in_its_own_index(small: World) -> None:
-    """As all were, before they were lines of their version."""
+    """Splits were copies before they became references to lines of their version."""
     corpus = rows(6)
     version = small.create(corpus)
     folder = small.folder / "copy"
@@ -275,7 +275,7 @@ def test_copied_split_is_looked_up_in_its_own_index(small: World) -> None:
     with small.database.write() as connection:
         record_artifact(connection, artifact, small.store.manifest(artifact))
         Datasets(small.database).set_splits(connection, version, {"train": {"artifact": artifact.model_dump()}})
-    (folder / "train.jsonl").unlink()  # what is found is found in the index
+    (folder / "train.jsonl").unlink()  # matches come from the index alone
     small.store.remove(f"{artifact.uri}/train.jsonl")
     assert node(small.trace(corpus[5]), "d@1 train").facts["numbers"] == [1]
     assert "d@1 train" not in str(small.trace(corpus[0]).reached)
@@ -284,7 +284,7 @@ def test_copied_split_is_looked_up_in_its_own_index(small: World) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("left", ["no index", "an index of other records"])
 def test_split_without_a_valid_index_is_read_instead(world: World, left: str) -> None:
-    """As after a kill between a split and its index, or while it is made again with other parameters."""
+    """As after a crash between split and index, or a rebuild with other parameters."""
     corpus = rows(30)
     version = world.create(corpus)
     splits = world.split(version)
@@ -318,7 +318,7 @@ def test_a_text_is_found_in_all_versions_and_each_record_is_searched_once(world:
 def test_a_text_is_found_in_a_record_that_is_longer_than_a_chunk_wherever_it_was_edited(
     world: World, edited: list[int]
 ) -> None:
-    """Most of its chunks were searched in the version before: only the beginning of the line, or its middle, is new."""
+    """Most chunks were searched in the previous version; only the edited ones are new."""
     long = random.Random(0).randbytes(3_000_000).hex()
     others = rows(2)
     world.create([others[0], {"text": long}, others[1]])
@@ -329,7 +329,7 @@ def test_a_text_is_found_in_a_record_that_is_longer_than_a_chunk_wherever_it_was
 
 
 def test_record_whose_chunk_sequence_is_known_is_still_searched(world: World) -> None:
-    """The beginning of the third version's record stands in the second, its end in the first: the record in neither."""
+    """The third record starts like the second and ends like the first, but equals neither."""
     long = random.Random(0).randbytes(3_000_000).hex()
     world.create([{"text": f"{long} end of the first"}])
     world.create([{"text": f"begin of the second {long}"}])

@@ -1,4 +1,4 @@
-"""A raw record is found in what the program prepare made of it: masked, tokenized, shuffled, split, and prepared again."""
+"""Tracing raw records through preparation: masked, tokenized, shuffled, split and prepared again."""
 
 import json
 from pathlib import Path

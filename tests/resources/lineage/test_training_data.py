@@ -1,4 +1,4 @@
-"""What a model was trained on: the splits that were used, the versions behind them, and who looked for personal data."""
+"""Training data of a model: used splits, their versions, and who checked for personal data."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ __all__ = ["small"]
 
 
 def validated(world: World, version: DatasetVersion, **kinds: int) -> None:
-    """What a validation leaves beside a version."""
+    """Record a validation of a version."""
     folder = world.folder / "statistics" / version.id
     folder.mkdir(parents=True)
     folder.joinpath("statistics.json").write_text(json.dumps({"records": version.num_records, "personal_data": kinds}))
@@ -81,12 +81,12 @@ def test_masked_personal_data_is_counted_by_kind(small: World) -> None:
 
 
 def test_dataset_given_to_a_command_is_its_training_data(small: World) -> None:
-    """Whole, and told once: what its script named itself stands beside it."""
+    """The whole version is listed once, next to a dataset that its script logged."""
     version = small.create(rows(30))
     validated(small, version, email=2)
     config = {"type": "training", "command": ["python", "train.py"], "dataset": version.reference}
     job = small.jobs.submit(name="r1", config=config, user="u", organization="default", id="r1", type=COMMAND)
-    for _ in range(2):  # it was started again
+    for _ in range(2):  # it was restarted
         made = write_command_record(small.store, job, {"dataset": version.artifact})
         log_dataset_input(small.database, job, version)
     Inputs(small.database).log("r1", [DatasetInput(Dataset("own", "d1", "local", "/data"), {})])

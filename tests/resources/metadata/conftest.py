@@ -1,4 +1,4 @@
-"""A migrated, empty database for each test: of the kind that it names, or of both."""
+"""Fixtures of migrated, empty databases, SQLite, PostgreSQL or both."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,10 @@ def database_url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def database(database_url: str) -> Iterator[Database]:
-    """On SQLite and on PostgreSQL. Tests that need only one of them take `sqlite_url` or `postgres_url`."""
+    """Yield SQLite and PostgreSQL in turn.
+
+    Tests that need only one of them use `sqlite_url` or `postgres_url`.
+    """
     database = Database(database_url)
     yield database
     database.close()

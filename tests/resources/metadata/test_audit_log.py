@@ -1,4 +1,4 @@
-"""What is counted is counted with what it stores, and comes into the log once, whoever takes it there."""
+"""Audit log: calls are counted with the data they store and flushed exactly once."""
 
 import asyncio
 import threading
@@ -67,7 +67,7 @@ def test_logging_call_is_counted_unless_it_is_refused(database: Database, tracki
     async def test(writer: RunWriter) -> None:
         await writer.store(point(0, "ann"))
         for step in (1, 2):
-            await writer.store(point(step, "ann"))  # alone: the short way
+            await writer.store(point(step, "ann"))  # sent alone, so it takes the fast path
         assert (await asyncio.gather(*(point_of(writer, step) for step in range(3, 9)))).count(None) == 6
         refused = [point(9, "ann", "deleted"), point(9, "ann", "unknown")]
         assert all([isinstance(await answer(writer, write), HanzoError) for write in refused])
@@ -116,7 +116,7 @@ def test_repeated_call_is_logged_at_once_and_then_once_per_period(database: Data
 
 
 def test_call_naming_invalid_text_is_counted(database: Database) -> None:
-    """Whoever forges calls must not end the counting of others."""
+    """A forged call must not stop the counting of others."""
     odd = replace_objects(call("ann"), ["run:\ud800", "run:\x00"])
     with database.write() as connection:
         count_calls(connection, [odd, odd])
@@ -126,7 +126,10 @@ def test_call_naming_invalid_text_is_counted(database: Database) -> None:
 
 
 def test_invalid_characters_in_an_object_name_leave_the_log_readable(database: Database) -> None:
-    """PostgreSQL reads no field of a row with U+0000 in it: one such call had closed the log to everybody."""
+    """Regression: PostgreSQL reads no field of a row with U+0000.
+
+    One such call made the log unreadable for everyone.
+    """
     named = str(Reference(ObjectKind.RUN, "a\x00b\ud800"))
     with database.write() as connection:
         record_calls(connection, [replace_objects(call("ann"), [named]), call("bob")])
@@ -141,7 +144,7 @@ def replace_objects(of: AuditedCall, objects: Sequence[str]) -> AuditedCall:
 
 
 def test_concurrent_servers_neither_lose_nor_duplicate_audited_calls(database: Database, tracking: Tracking) -> None:
-    """And none waits for another that waits for it, which PostgreSQL would end after a second by refusing one."""
+    """They must not deadlock either, which PostgreSQL ends after a second by an error."""
     stopped = threading.Event()
     failed: list[Exception] = []
     counted: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""Rows of jobs on a cluster: submission is idempotent, each other work and each repetition is a generation of its own."""
+"""Rows of cluster jobs: idempotent submission, and a generation per change or repetition of work."""
 
 import pytest
 

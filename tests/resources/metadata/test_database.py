@@ -1,4 +1,4 @@
-"""How long a PostgreSQL is waited for that says nothing."""
+"""Timeouts for a PostgreSQL server that does not respond."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from resources.metadata.database import Database
 
 
 class Seen(Exception):
-    """What the driver would be told; nothing is connected to."""
+    """Carry the arguments of the driver instead of connecting."""
 
 
 def told(url: str, *seconds: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What was found of a version: verdicts add up, each change is one event, and a deletion takes all along."""
+"""Dataset validations: verdicts accumulate, each change is one event, deletion removes all."""
 
 import pytest
 from sqlalchemy import delete

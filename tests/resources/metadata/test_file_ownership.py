@@ -1,4 +1,4 @@
-"""A file of the store is an organization's by its place, or nobody's."""
+"""Ownership of stored files: determined by their path, or none."""
 
 from resources.metadata.database import Database
 from resources.metadata.ownership import file_organization

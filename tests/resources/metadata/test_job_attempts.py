@@ -1,4 +1,4 @@
-"""Attempts of a program on a cluster: a claim is idempotent and fences off earlier ones, the first known end counts."""
+"""Attempts of a cluster program: idempotent claims fence earlier ones; the first known end counts."""
 
 from dataclasses import replace
 from typing import Any
@@ -193,7 +193,10 @@ def test_gpus_are_metered_from_claim_to_end_on_all_nodes(database: Database, att
 def test_job_started_is_recorded_when_the_attempt_ended_before_the_job_ran(
     database: Database, attempts: JobAttempts
 ) -> None:
-    """A command of 5 s had completed before its supervisor marked it as running, and no event named its nodes."""
+    """Regression: a command of 5 s completed before its supervisor marked it running.
+
+    No event named its nodes.
+    """
     jobs = Jobs(database)
     jobs.submit(name="j", config={}, user="ann", organization="acme", id=JOB.id)
     attempts.claim(JOB, replace(CLAIM, num_nodes=1))

@@ -1,4 +1,4 @@
-"""Jobs: every change is one transaction with its event, repeating one changes nothing, what has ended stays ended."""
+"""Jobs: each change is one idempotent transaction with its event; ended jobs stay ended."""
 
 import threading
 from contextlib import suppress
@@ -40,7 +40,7 @@ class House:
         return [event.type for event in self.events() if event.type.startswith(("job.", "evaluation."))]
 
     def status(self, id: str = "j") -> tuple[str, str]:
-        """Of the job and of its tracking run."""
+        """Return the status of the job and of its tracking run."""
         return self.jobs.read(id).status, Runs(self.database).get(id).status
 
 
@@ -137,7 +137,7 @@ def test_a_cancelled_job_does_not_start_and_is_not_cancelled_twice(house: House)
 
 
 def test_a_cancelled_job_does_not_turn_into_a_completed_one(house: House) -> None:
-    """The program ended as the user cancelled: nobody evaluates, registers and exports what was cancelled."""
+    """The program ended during cancellation: a cancelled job is not evaluated, registered or exported."""
     house.submit()
     house.jobs.start("j")
     house.jobs.cancel("j")
@@ -235,7 +235,7 @@ def test_pages_have_each_job_once_even_with_equal_submission_times(house: House)
         found, token = house.jobs.page("default", limit=2, page_token=token)
         assert len(found) == min(2, 5 - len(seen))
         seen.extend(found)
-        house.submit(f"later-{len(seen)}")  # what comes meanwhile shifts nothing
+        house.submit(f"later-{len(seen)}")  # jobs submitted meanwhile do not shift the pages
     assert (seen, nothing_more) == (whole, None)
     _, token = house.jobs.page("default", limit=1)
     with pytest.raises(HanzoError, match="page token"):
@@ -275,7 +275,7 @@ def test_job_with_a_deleted_run_starts_and_ends_normally(house: House, end: str)
 
 
 def test_job_completing_concurrently_is_not_cancelled(house: House) -> None:
-    """Who comes second waits for the first to commit, and sees what became of the job."""
+    """The cancellation waits for the other transaction's commit and then sees the completed job."""
     house.submit()
     house.jobs.start("j")
     refused: list[str] = []

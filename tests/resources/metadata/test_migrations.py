@@ -1,4 +1,4 @@
-"""Migrations make exactly the tables that the code knows, once, and whoever comes second finds them."""
+"""Migrations create exactly the schema in code, once, also when run concurrently."""
 
 import hashlib
 import subprocess
@@ -32,7 +32,7 @@ def test_migrations_create_the_tables_of_the_schema(tmp_path: Path) -> None:
 
 
 def test_migrated_database_has_the_keys_and_constraints_of_the_schema(tmp_path: Path) -> None:
-    """What the comparison of Alembic leaves out: primary keys and unique constraints, which the guarantees stand on."""
+    """Alembic's comparison omits primary keys and unique constraints, on which the guarantees rely."""
     migrated, created = (Database(f"sqlite:///{tmp_path}/{name}.db") for name in ("migrated", "created"))
     migrated.migrate()
     with created.write() as connection:
@@ -132,7 +132,7 @@ def test_migration_keeps_gpu_hours_of_completed_jobs(database: Database) -> None
     ],
 )
 def test_a_migration_that_landed_is_never_changed(migration: str, sha256: str) -> None:
-    """A database that has it would lack what is added to it, and nothing would ever say so: write the next one."""
+    """Migrated databases would silently lack the change: write a new migration instead."""
     assert hashlib.sha256((MIGRATIONS / "versions" / migration).read_bytes()).hexdigest() == sha256
 
 

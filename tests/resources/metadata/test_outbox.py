@@ -1,4 +1,4 @@
-"""The outbox: an event is there if and only if its change is, in the order of commits, for every reader."""
+"""Outbox: an event exists exactly if its change does, in commit order for every reader."""
 
 import subprocess
 import sys
@@ -61,7 +61,7 @@ def test_a_writer_that_is_killed_before_its_commit_leaves_no_event(database: Dat
 
 
 def test_sequence_numbers_increase_and_are_never_reused(database: Database) -> None:
-    """A cursor that has passed a number must not miss what gets it later."""
+    """Otherwise a cursor that has passed a number would miss a later event with it."""
     first = write(database, "a", "b")
     with pytest.raises(RuntimeError), database.write() as connection:
         emit(connection, "jobs", "t", "lost", {})
@@ -93,7 +93,7 @@ def test_reader_with_a_cursor_misses_no_event_of_concurrent_writers(database: Da
     cursor = 0
     writing = True
     while writing or events:
-        # Asked before the read: what is written between an empty read and the question would be lost to this test.
+        # Check this before the read: an event written between an empty read and the check would be missed.
         writing = any(thread.is_alive() for thread in threads)
         with database.read() as connection:
             events = read_after(connection, cursor, limit=7)

@@ -1,4 +1,4 @@
-"""Whose an object is, whose an event is, who called what, and the totals over everybody."""
+"""Ownership of objects and events, the caller of each request, and totals over all organizations."""
 
 import pytest
 
@@ -43,7 +43,7 @@ def dataset(organization: str) -> dict[str, object]:
 
 
 def filled(database: Database) -> dict[str, str]:
-    """Two organizations with an experiment, a job and its run, a model and a dataset each."""
+    """Create an experiment, a job and run, a model and a dataset per organization."""
     ids = {}
     for organization in ("acme", "rival"):
         config = {"dataset": "corpus@1", "priority": "high"} if organization == "acme" else {"dataset": "corpus@1"}
@@ -139,7 +139,7 @@ def test_totals_count_jobs_hours_and_storage_by_organization(database: Database)
     tracking = Tracking(database)
     meter_attempt(database, ids["acme"], 2.5, gpu_type="nvidia-h100-80gb")
     rivals = tracking.experiments.create("boast", "rival").id
-    for _ in range(2):  # what somebody logs is no reason to count nobody's: their sum is no double
+    for _ in range(2):  # these logged values, whose sum is not a double, must not break the counts of others
         boasting = tracking.runs.create(rivals).id
         tracking.run_data.log_metric(boasting, MetricPoint("system/total_gpu_hours", LARGEST_DOUBLE, 0, 1))
     with database.write() as connection:
@@ -179,7 +179,7 @@ def test_gpus_count_as_allocated_while_an_attempt_holds_them(database: Database)
 
 
 def test_command_is_counted_under_its_submitted_type(database: Database) -> None:
-    """All of them were a `command` in Prometheus, which no panel asks for."""
+    """Regression: all of them were counted as `command`, which no dashboard panel queries."""
     jobs = Jobs(database)
     for id, type in (("a", "training"), ("b", "eval"), ("c", "eval")):
         config = {"type": type, "command": ["true"]}

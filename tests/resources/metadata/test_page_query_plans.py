@@ -1,5 +1,6 @@
-"""What is asked again and again is found by an index, in the order in which it is told: a page costs the same among ten rows
-and among a million.
+"""Frequent queries read an index in the returned order, without sorting.
+
+A page therefore costs the same among ten rows and among a million.
 """
 
 import pytest
@@ -31,7 +32,7 @@ def test_a_page_of_jobs_is_read_from_an_index(database: Database, jobs: Jobs, st
     plan = plans(database, lambda: jobs.page("default", status, limit=2, page_token=token))
     assert ("jobs_by_organization_and_status" if status else "jobs_by_organization") in plan
     assert not sorts(plan), plan
-    # Whether a job was deleted is asked of each that is told, and not of all that there ever were.
+    # Deletion is looked up for the returned jobs only, and not for all jobs that ever existed.
     assert "events_by_key" in plan, plan
 
 
@@ -62,7 +63,7 @@ def test_calls_of_one_user_are_read_from_an_index(database: Database) -> None:
 
 
 def test_calls_since_a_time_are_read_without_earlier_ones(database: Database) -> None:
-    times = [1000, 2000, 9000, 3000, 4000, 5000]  # the third while the clock was wrong
+    times = [1000, 2000, 9000, 3000, 4000, 5000]  # the third with a wrong clock
     with database.write() as connection:
         record_calls(connection, [AuditedCall("ann", "o", (), "POST", "/v1/jobs", (), 201, "c", 1.0) for _ in times])
         numbers = list(connection.execute(select(events.c.seq).order_by(events.c.seq)).scalars())
@@ -78,4 +79,4 @@ def test_calls_since_a_time_are_read_without_earlier_ones(database: Database) ->
     assert (found(9001), found(5000, after=numbers[5])) == ([], [])
     plan = plans(database, lambda: found(4500))
     assert "events_by_time" in plan, plan
-    assert "events_pkey" in plan or not sorts(plan), plan  # PostgreSQL sorts what little there is
+    assert "events_pkey" in plan or not sorts(plan), plan  # PostgreSQL prefers to sort a table this small

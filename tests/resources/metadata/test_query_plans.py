@@ -1,4 +1,4 @@
-"""PostgreSQL looks rows up by an index while its tables are small and never analyzed, and learns of it when they grow."""
+"""PostgreSQL uses indexes on small unanalyzed tables, and grown tables are analyzed."""
 
 import pytest
 from sqlalchemy import text

@@ -1,4 +1,4 @@
-"""Where a reader of the events is."""
+"""Position of a reader of the events."""
 
 from resources.metadata.database import Database
 from resources.metadata.outbox import advance_position, read_position

@@ -1,5 +1,7 @@
-"""What PostgreSQL reads for a page of a history and of a search, as it counts it itself: what is told, by an index, however
-much there is besides. Which plan it chose shows in what it read, also of a statement that it had prepared before.
+"""Rows that PostgreSQL reads for one page, by its own statistics.
+
+A page of a history or a search reads only what it returns, by an index, however large the tables are. The statistics
+reveal the actual plan, also that of a prepared statement.
 """
 
 from collections.abc import Iterator
@@ -40,15 +42,18 @@ COUNTS = text("""
 @dataclass(frozen=True)
 class Counted:
     whole: int
-    """How often the table was read from end to end."""
+    """Number of sequential scans of the table."""
     rows: int
-    """How many of its rows were found by an index."""
+    """Number of rows fetched by an index."""
     looked_up: int
 
 
 @contextmanager
 def counting(connection: Connection) -> Iterator[dict[str, Counted]]:
-    """What is read of each table meanwhile. What this process of PostgreSQL read before may be among its counts yet."""
+    """Count the reads of each table within the block.
+
+    The totals may still contain earlier reads of this PostgreSQL process, so they are subtracted.
+    """
     before = {row.relname: row for row in connection.execute(COUNTS)}
     found: dict[str, Counted] = {}
     yield found
@@ -59,7 +64,7 @@ def counting(connection: Connection) -> Iterator[dict[str, Counted]]:
 
 @pytest.fixture(scope="module")
 def tracking(postgres: PostgresServer) -> Iterator[Tracking]:
-    """Thirty runs of one experiment among thousands of another, and a long history."""
+    """Create thirty runs of one experiment among thousands of another, and a long history."""
     database = Database(postgres.url(postgres.create()))
     tracking = Tracking(database)
     tracking.experiments.ensure_default()

@@ -1,4 +1,4 @@
-"""GPU hours, as the control plane meters them."""
+"""GPU hours as the control plane meters them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""When a running job is in trouble: silence beyond the limits, each silence one alert, and none before there is cause."""
+"""Health of running jobs: each silence beyond its limit raises exactly one alert."""
 
 from dataclasses import replace
 

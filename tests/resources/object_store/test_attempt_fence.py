@@ -1,4 +1,4 @@
-"""What an older attempt writes is refused, and none is claimed while the newest one writes."""
+"""Attempt fencing: writes of older attempts are refused, and writes delay new claims."""
 
 from collections.abc import Iterator
 
@@ -55,9 +55,9 @@ def test_no_attempt_is_claimed_while_a_write_is_under_way(submitted: Database) -
     with hold_attempt(submitted, GRANT, 0):
         with pytest.raises(OperationalError, match="could not obtain lock"), submitted.write() as connection:
             connection.execute(claim)
-        with submitted.write() as connection:  # the controller is not held up
+        with submitted.write() as connection:  # the controller is not blocked
             connection.execute(update(cluster_jobs).values(phase="running"))
-        with hold_attempt(submitted, GRANT, 0):  # nor is another write
+        with hold_attempt(submitted, GRANT, 0):  # and neither is another write
             pass
     with submitted.write() as connection:
         assert connection.execute(claim).one().phase == "running"

@@ -1,4 +1,4 @@
-"""Whether the object store can be used is said in time, and with what to do."""
+"""Object store health check: bounded in time, with the required action."""
 
 import socket
 from pathlib import Path

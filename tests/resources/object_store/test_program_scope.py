@@ -1,4 +1,4 @@
-"""Which places a job document opens to its program's pods."""
+"""Store paths that a job document grants to its program's pods."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the server notes as a program's objects are committed."""
+"""Server records of a program's committed objects."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A Kubernetes API server's Jobs and pods over HTTP, kept in memory: what the run launcher asks for, and no controller."""
+"""In-memory Kubernetes API for the Jobs and pods of the run launcher, without controllers."""
 
 import json
 import re
@@ -22,7 +22,7 @@ KINDS = {"jobs": "Job", "pods": "Pod"}
 
 
 class JobApi:
-    """`objects` are by kind and name; `failing` is a status that every request gets."""
+    """Store `objects` by kind and name; `failing` is a status that every request gets."""
 
     def __init__(self) -> None:
         self.objects: dict[str, dict[str, dict[str, Any]]] = {"jobs": {}, "pods": {}}
@@ -66,9 +66,9 @@ class JobApi:
 
 @contextmanager
 def job_api(folder: Path) -> Iterator[tuple[JobApi, Path]]:
-    """The server, and the kubeconfig file that names it.
+    """Yield the server and the kubeconfig file that names it.
 
-    Fails at the end where something was asked that the launcher's role does not allow.
+    Fails at the end if a request exceeds the launcher's role.
     """
     api = JobApi()
 

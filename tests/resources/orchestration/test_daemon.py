@@ -1,4 +1,4 @@
-"""A process that begins anew where the clock was put back below it, and what it forgets then. One of several works."""
+"""Daemon restart after the clock was set back, and reset of future sensor ticks."""
 
 import os
 import subprocess
@@ -65,7 +65,7 @@ if "BEGUN" not in os.environ:
     ids=["put back", "put forward", "corrected"],
 )
 def test_daemon_restarts_itself_when_the_clock_was_set_back(tmp_path: Path, seen: list[float], anew: bool) -> None:
-    """As the same process, with what its starter gave it: the lock."""
+    """It keeps its process id and the lock that it inherited."""
     with (tmp_path / "lock").open("w") as lock:
         program = PROGRAM.format(seen=seen, descriptor=lock.fileno())
         done = subprocess.run(
@@ -93,7 +93,7 @@ def test_dagster_log_lines_are_printed_once_even_after_a_lost_connection() -> No
 def instance(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[dg.DagsterInstance]:
-    """With the storage that `up` gives it, on a laptop and on a cluster."""
+    """Yield an instance with the storage that `up` configures, locally and on a cluster."""
     storage = sqlite_storage_config(tmp_path)
     if request.param == "postgresql":
         monkeypatch.setenv("HANZO_ML_DATABASE_URL", request.getfixturevalue("postgres_url"))
@@ -108,7 +108,10 @@ def instance(
 
 @pytest.mark.parametrize("field", ["last_tick_timestamp", "last_tick_start_timestamp"])
 def test_sensor_with_a_tick_in_the_future_is_due_after_a_reset(instance: dg.DagsterInstance, field: str) -> None:
-    """It waits for its interval since the last look: one of two hours from now had all of them wait for as long."""
+    """A sensor waits for its interval since the last tick.
+
+    With a tick two hours ahead, all sensors waited for two hours.
+    """
     now = time.time()
     waits, has_looked = sensor("waits", {field: now + 7200}), sensor("has_looked", {field: now - 7200})
     data = ScheduleInstigatorData(cron_schedule="0 * * * *", start_timestamp=now + 7200)

@@ -1,4 +1,4 @@
-"""Dagster's instance is made once, and its configuration is whole at any moment."""
+"""Dagster instance: created once, with a configuration that is complete at any moment."""
 
 import json
 from importlib.metadata import version
@@ -14,7 +14,7 @@ from resources.settings.settings import Settings
 
 
 def test_configuration_is_replaced_atomically(tmp_path: Path) -> None:
-    """It was emptied and then written: a daemon that read it in between was another one."""
+    """Regression: a daemon that read the file between truncation and write used another configuration."""
     settings = Settings(home=tmp_path)
     settings.dagster_home.mkdir()
     known = {"dagster": version("dagster"), GPU_POOL: max_running_jobs(settings.scheduler)}

@@ -1,4 +1,4 @@
-"""The Dagster instance on a cluster, loaded as its daemon loads it, with its history in PostgreSQL."""
+"""Dagster instance on a cluster, loaded as by its daemon, with its history in PostgreSQL."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Run workers as pods: their Job, their health through outages, and that no two of them are left for a run."""
+"""Run workers as pods: their Job, health through outages, and at most one per run."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -191,7 +191,7 @@ def test_cancelled_run_whose_worker_is_gone_has_ended(house: House) -> None:
 
 
 def test_worker_of_another_installation_in_the_same_namespace_is_left_alone(house: House) -> None:
-    """Its run is unknown here, as is one that was deleted."""
+    """Its run is unknown here, like a deleted one."""
     deleted = house.launch(dg.DagsterRunStatus.STARTING)
     other = house.launch()
     labels = house.job(other)["metadata"]["labels"]

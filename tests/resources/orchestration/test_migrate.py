@@ -1,4 +1,4 @@
-"""The databases of an installation, prepared by all of its pods at once."""
+"""Databases of an installation, migrated by all of its pods at once."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ from tests.support.postgres_server import postgres, postgres_url
 
 __all__ = ["postgres", "postgres_url"]
 LATER = "9999"
-"""A revision of a release to come."""
+"""A revision of a future release."""
 
 
 def make_environment(folder: Path, url: str) -> dict[str, str]:
@@ -63,7 +63,7 @@ def test_pods_that_start_at_once_leave_one_whole_database(postgres_url: str, tmp
 def test_database_of_a_later_release_is_left_as_it_is(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pod of the release before may start once more while the next one is rolled out."""
+    """A pod of the previous release may restart during a rollout."""
     monkeypatch.setattr(migrate, "migrate_dagster", lambda settings, console: None)
     settings = Settings.load(make_environment(tmp_path / "pod", postgres_url))
     migrate.migrate(settings, Console())

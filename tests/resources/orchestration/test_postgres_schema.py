@@ -1,4 +1,4 @@
-"""Dagster's history on a cluster: by which address it is reached, and where that is decided."""
+"""PostgreSQL address and schema of Dagster's history on a cluster, and where they are decided."""
 
 import threading
 import time
@@ -27,7 +27,7 @@ def settings_of(url: str, home: Path = Path("/nowhere"), **more: str) -> Setting
 
 
 def told(address: str) -> dict[str, Any]:
-    """What psycopg 2 is called with."""
+    """Return the arguments that psycopg 2 is called with."""
     url = make_url(address)
     assert url.drivername == "postgresql+psycopg2"
     _, arguments = url.get_dialect()().create_connect_args(url)
@@ -64,7 +64,7 @@ def test_dagster_database_url_of_sqlite_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def commands(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
-    """Those that Dagster is told, which does nothing."""
+    """Record the Dagster commands instead of running them."""
     said: list[tuple[str, ...]] = []
     monkeypatch.setattr(instance, "run_instance_command", lambda _, *arguments, home=None: said.append(arguments))
     return said
@@ -158,7 +158,10 @@ def test_pooler_that_drops_connection_options_is_refused(postgres_url: str) -> N
 
 
 def test_waiting_for_the_schema_lock_does_not_block_a_concurrent_index_build(postgres_url: str) -> None:
-    """As Dagster's migrations make them: with a lock that belonged to a transaction, `up` waited for itself."""
+    """Dagster's migrations build indexes this way.
+
+    Regression: with a transaction-level lock `up` waited for itself.
+    """
     settings = settings_of(postgres_url)
     names: list[str] = []
 

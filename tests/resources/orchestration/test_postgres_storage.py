@@ -1,4 +1,7 @@
-"""Dagster's history on a real PostgreSQL: it outlives the state folder, our tables, and a server that is started anew."""
+"""Dagster's history on a real PostgreSQL survives loss of the state folder and restarts.
+
+It is independent of our tables.
+"""
 
 import os
 import shutil
@@ -61,7 +64,7 @@ def tables(url: str, schema: str) -> set[str]:
 def test_asset_graph_history_survives_loss_of_the_state_folder(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a pod dies, whose folder goes with it; and as two of them prepare the history at the same time."""
+    """A pod dies with its state folder; two pods initialize the history concurrently."""
     url = make_url(postgres_url).set(password=PASSWORD).render_as_string(False)
     monkeypatch.setenv("HANZO_ML_DATABASE_URL", url)
     ours = tables(url, "public")
@@ -119,7 +122,7 @@ def instance(settings: Settings, address: str) -> Iterator[dg.DagsterInstance]:
 def test_interrupted_creation_of_tables_leaves_none(
     address: str, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Dagster's own way left those that were made until then, and took them for all of them ever after."""
+    """Dagster's own way left the tables created so far and then treated them as complete."""
 
     def killed(_: object) -> None:
         raise KeyboardInterrupt
@@ -146,7 +149,7 @@ def test_storage_uses_few_connections_and_survives_their_loss(instance: dg.Dagst
     event.listen(Engine, "connect", note)
     try:
         work()
-        assert len(opened) <= 3  # Dagster's own: one for each query
+        assert len(opened) <= 3  # Dagster's own storage opens one for each query
         with psycopg.connect(postgres_url, autocommit=True) as connection:
             others = "datname = current_database() AND pid <> pg_backend_pid()"
             connection.execute(f"SELECT pg_terminate_backend(pid, 9000) FROM pg_stat_activity WHERE {others}".encode())

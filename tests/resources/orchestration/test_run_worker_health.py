@@ -1,4 +1,4 @@
-"""Whether a run worker is alive, decided from its Job and pods as Kubernetes describes them."""
+"""Health of a run worker, decided from its Kubernetes Job and pods."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any

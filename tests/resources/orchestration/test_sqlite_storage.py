@@ -1,4 +1,4 @@
-"""Dagster's own storage and ours over the same files, one after the other and at the same time."""
+"""Dagster's own storage and ours on the same files, alternately and concurrently."""
 
 import threading
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def instance(home: Path, **configuration: object) -> dg.DagsterInstance:
 
 
 def ours(home: Path) -> dg.DagsterInstance:
-    """As `hanzo-ml up` makes it."""
+    """Yield an instance as `hanzo-ml up` configures it."""
     made = render_instance_config((SOURCE / "dagster.yaml").read_text(), sqlite_storage_config(home), 1)
     return instance(home, storage=made["storage"])
 
@@ -70,7 +70,7 @@ def test_stack_uses_the_pooled_storage_which_opens_each_file_once(tmp_path: Path
                 assert one.get_latest_materialization_event(dg.AssetKey("made"))
         finally:
             event.remove(Engine, "connect", note)
-    assert len(opened) <= 3  # runs, looks, and events; Dagster's own: one for each query
+    assert len(opened) <= 3  # runs, ticks and events; Dagster's own storage opens one for each query
 
 
 def test_two_instances_write_at_the_same_time(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a logged artifact's files say of the model in it."""
+"""Facts about a logged model, read from its artifact's files."""
 
 import hashlib
 import subprocess
@@ -17,7 +17,7 @@ def below(*names: str) -> list[str]:
 
 @pytest.mark.requirement("O1")
 def test_topmost_weights_are_those_of_the_model() -> None:
-    """MLflow's transformers flavour has them in a folder of its own, and a trainer's state may have a copy deeper."""
+    """MLflow's transformers flavour uses a subfolder, and a trainer's state may hold a deeper copy."""
     files = below(
         "MLmodel", "model/config.json", "model/model.safetensors", "model/old/config.json", "model/old/a.safetensors"
     )

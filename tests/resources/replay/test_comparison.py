@@ -1,4 +1,4 @@
-"""Two runs are equal when every bit is; what is no number equals what is no number."""
+"""Comparison of two runs: bitwise equality, with NaN equal to NaN."""
 
 import math
 

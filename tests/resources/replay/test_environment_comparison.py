@@ -1,4 +1,4 @@
-"""What is told of two environments: each thing that may change a number, under the name that people know."""
+"""Comparison of two environments: every property that may change a number, under its common name."""
 
 from pathlib import Path
 
@@ -61,7 +61,7 @@ def test_machine_is_parsed_from_the_kernel_description() -> None:
 
 
 def test_gpus_are_read_from_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without loading a library for it; none where there is no driver."""
+    """No library is loaded for it; without a driver there are none."""
     monkeypatch.setattr(machine, "NVIDIA_FOLDER", tmp_path)
     assert read_machine().gpus == ()
     for bus, model in (("0000:0a:00.0", "NVIDIA H200"), ("0000:01:00.0", "NVIDIA A100-SXM4-80GB")):

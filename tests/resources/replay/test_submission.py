@@ -1,4 +1,4 @@
-"""What a replay needs is looked for before it begins: also where a split's lines lie, and which of them are its own."""
+"""Submission of a replay: all inputs are checked first, including the version behind a split."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ __all__ = ["migrated_sqlite", "sqlite_url"]
 
 
 def run_of(artifacts: dict[str, Artifact]) -> FinishedRun:
-    """As much of a run as is asked of it."""
+    """Return a finished run with only the fields that the check reads."""
     recipe = SimpleNamespace(base_model=SimpleNamespace(uri="b"))
     job: Any = SimpleNamespace(id="r1", artifact=artifacts.__getitem__)
     return FinishedRun(job=job, record=cast(Any, SimpleNamespace(recipe=recipe)), losses={}, incidents=(), machine=None)
@@ -33,7 +33,7 @@ def run_of(artifacts: dict[str, Artifact]) -> FinishedRun:
 def test_replay_uses_the_thread_count_of_the_original_run(
     gpus: tuple[str, ...], processes: int | None, threads: int | None
 ) -> None:
-    """What a run's machine says is of one process, and those of a node share what a job is given."""
+    """A run records one process's threads; processes of a node share the job's."""
     shape = {"hardware": {"gpus": 0}, "distributed": {"gpus_per_node": processes, "backend": "gloo"} if processes else None}
     recipe = Recipe.named("smollm2-135m-lora").changed(shape)
     machine = Machine(python="3.11.7", processor="EPYC", gpus=gpus, threads=2)

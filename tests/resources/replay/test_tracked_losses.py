@@ -1,4 +1,4 @@
-"""Which tracked loss is none that the run had, at a step that it did once and at one that it did more than once."""
+"""Detection of wrong tracked losses, at steps executed once and more than once."""
 
 import pytest
 
@@ -13,10 +13,10 @@ LOSSES = {1: 2.5, 2: 1.25}
     [
         ([1.25], None),
         ([1.25 * 1.01, 1.25], None),
-        ([9.0, 1.25], None),  # the first time's
-        ([9.0], 9.0),  # it was put in the place of the run's own
+        ([9.0, 1.25], None),  # the loss of the first execution
+        ([9.0], 9.0),  # it replaces the run's own loss
         ([9.0, 7.0], 7.0),
-        ([9.0, 1.25, 7.0], 7.0),  # it was done twice and not three times
+        ([9.0, 1.25, 7.0], 7.0),  # executed twice, not three times
     ],
 )
 def test_repeated_step_may_have_one_further_tracked_loss(tracked: list[float], untrue: float | None) -> None:

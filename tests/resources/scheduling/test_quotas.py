@@ -1,4 +1,4 @@
-"""What an organization's quota lets run: the specification's own figures, and what a job's schedule becomes under them."""
+"""Organization quotas: the specification's limits and their effect on a job's schedule."""
 
 from typing import Any
 
@@ -81,7 +81,7 @@ def test_sweep_whose_trials_exceed_the_quota_is_refused() -> None:
         (RESEARCH, {}, "high", False),
         (RESEARCH, {"priority": "low"}, "low", False),
         (COMMUNITY, {}, "low", True),
-        (COMMUNITY, {"priority": "high", "preemptible": False}, "low", True),  # preemptible where either says so
+        (COMMUNITY, {"priority": "high", "preemptible": False}, "low", True),  # preemptible if either is
         (Quota(max_gpus=1), {}, "medium", False),
         (Quota(max_gpus=1), {"priority": "high", "preemptible": True}, "high", True),
         (None, {"priority": "high"}, "high", False),

@@ -1,4 +1,7 @@
-"""A real gateway process for tests, on a free port; only processes that it started are ended, by their id."""
+"""Real gateway processes for tests, on free ports.
+
+Only processes started here are ended, by their id.
+"""
 
 import os
 import signal
@@ -25,7 +28,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
 
 
 class Gateway:
-    """`python -m resources.serving.gateway`, started and started again on the same port and state."""
+    """Run `python -m resources.serving.gateway`, restartable on the same port and state."""
 
     def __init__(self, state_dir: Path, port: int | None = None) -> None:
         self.state_dir = state_dir

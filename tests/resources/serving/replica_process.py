@@ -1,4 +1,4 @@
-"""Real replicas of an engine that pulls, and the real API that they pull from."""
+"""Real replicas of a pulling engine, and the real API that they pull from."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ LOAD_SECONDS = 120.0
 
 
 class Deployer:
-    """What the deployment asset does with the database and the store."""
+    """Perform the database and store operations of the deployment asset."""
 
     def __init__(self, database: Database, store: Store) -> None:
         self.database = database
@@ -36,13 +36,13 @@ class Deployer:
         self._promotions = 0
 
     def upload(self, name: str, file: Path) -> str:
-        """Store a model file; returns its URI."""
+        """Store a model file and return its URI."""
         uri = f"s3://hanzo-models/{name}/model.gguf"
         self.store.put_file(uri, file)
         return uri
 
     def begin(self, version: int, uri: str, sha256: str, name: str = "keeper") -> tuple[Deployment, int]:
-        """Ask for a version to be served. Returns its deployment and the attempt."""
+        """Request that a version is served; return its deployment and the attempt."""
         self._promotions += 1
         with self.database.write() as connection:
             row = deployments.begin_deployment(
@@ -58,7 +58,7 @@ class Deployer:
         return row, attempt
 
     def deploy(self, version: int, uri: str, sha256: str, name: str = "keeper") -> Deployment:
-        """Have a version served by all replicas. Raises what the engine reports."""
+        """Deploy a version to all replicas, or raise what the engine reports."""
         row, attempt = self.begin(version, uri, sha256, name)
         try:
             self.engine.await_serving(row, attempt, LOAD_SECONDS)
@@ -75,13 +75,13 @@ class Deployer:
             return engine_replicas.list_live_replicas(connection)
 
     def states(self, deployment: Deployment) -> list[str]:
-        """What each live replica reports of a deployment."""
+        """Return the status of a deployment on each live replica that reports it."""
         found = [replica.deployment(deployment.id) for replica in self.replicas()]
         return [each["status"] for each in found if each is not None]
 
 
 class ControlPlaneProcess(Deployer):
-    """The API as a process, and a deployer that shares its database and store."""
+    """Run the API as a process, with a deployer on the same database and store."""
 
     def __init__(self, home: Path) -> None:
         self.server = ServerProcess(home)
@@ -93,7 +93,7 @@ class ControlPlaneProcess(Deployer):
 
 
 class ReplicaProcess:
-    """`python -m resources.serving.replica`, started and started again on the same port and cache."""
+    """Run `python -m resources.serving.replica`, restartable on the same port and cache."""
 
     def __init__(self, home: Path, api_url: str, **settings: str) -> None:
         self.home = home

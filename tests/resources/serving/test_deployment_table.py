@@ -1,4 +1,4 @@
-"""What a gateway was asked to serve outlives it, and is its own alone."""
+"""Persisted deployments of a gateway: they survive it and belong to it alone."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Downloads of a replica against a server that breaks off: resumed, verified, evicted."""
+"""Replica downloads from a server that breaks connections: resumed, verified, evicted."""
 
 import asyncio
 import hashlib
@@ -16,7 +16,10 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
 class Server:
-    """Serves one file with ranges. `breaks_after`: bytes of the first answer, which then ends."""
+    """Serve one file with ranges.
+
+    `breaks_after`: number of bytes of the first response before the connection ends.
+    """
 
     def __init__(self, content: bytes = CONTENT, breaks_after: int | None = None, status: int = 200) -> None:
         self.content, self.breaks_after, self.status = content, breaks_after, status

@@ -1,4 +1,4 @@
-"""The engine as real processes and real (tiny) models: deploy, swap under load, refuse, survive every kill."""
+"""Gateway with real processes and tiny models: deploy, swap under load, refuse, survive kills."""
 
 import hashlib
 import json
@@ -149,7 +149,7 @@ def test_file_that_is_not_a_model_is_refused(gateway: Gateway, models: list[Mode
 def test_a_state_that_cannot_be_written_changes_nothing(gateway: Gateway, models: list[Model]) -> None:
     deploy(gateway, models[0])
     before = gateway.engine.served()
-    (gateway.state_dir / "deployments.json.part").mkdir()  # as a full disk: root may write everywhere else
+    (gateway.state_dir / "deployments.json.part").mkdir()  # simulates a full disk, because root may write everywhere else
     with pytest.raises(EngineError, match="cannot write the engine's state"):
         deploy(gateway, models[1], 2)
     assert gateway.engine.served() == before
@@ -229,7 +229,7 @@ def test_models_are_chosen_by_name(gateway: Gateway, models: list[Model]) -> Non
 
 
 def test_a_model_is_served_by_any_name_that_the_registry_takes(gateway: Gateway, models: list[Model]) -> None:
-    """One that was called so was promoted, and then deployed in vain, again and again."""
+    """Regression: a model with such a name was promoted, but every deployment failed."""
     name = "-dépôt π? 50%"
     deploy(gateway, models[0], name=name)
     asked = {"model": name, "messages": [{"role": "user", "content": "Who?"}], "max_tokens": 4}
@@ -241,7 +241,7 @@ def test_a_model_is_served_by_any_name_that_the_registry_takes(gateway: Gateway,
 
 @pytest.mark.slow
 def test_removal_of_a_deployment_leaves_a_later_one(gateway: Gateway, models: list[Model]) -> None:
-    """Also under a name with its organization in front, as two organizations may call their models alike."""
+    """Also with an organization prefix, since two organizations may use the same model name."""
     for organization, model in (("acme/", models[0]), ("a%20b/", models[1])):
         gateway.engine.deploy(f"{organization}keeper", 1, model.path, model.sha256, PROMPTS, deployment=7)
     assert gateway.engine.chat("acme/keeper", PROMPTS[0]) != gateway.engine.chat("a%20b/keeper", PROMPTS[0])

@@ -1,4 +1,4 @@
-"""A backend that breaks off is told from a fault of our own, whatever the library makes of it."""
+"""Proxy errors: a broken backend connection is distinguished from an internal error."""
 
 import asyncio
 
@@ -9,7 +9,10 @@ from resources.serving.proxy import send_request
 
 
 class ClosedAsItWasMade(httpx.AsyncBaseTransport):
-    """Fails as anyio does: seen when a backend was killed between accepting a connection and its first byte."""
+    """Fail as anyio does.
+
+    Seen when a backend was killed between accepting a connection and its first byte.
+    """
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         socket = None

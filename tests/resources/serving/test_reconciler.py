@@ -1,4 +1,4 @@
-"""What a replica loads next, when it is ready and what it reports."""
+"""Reconciliation of a replica: what it loads next, when it is ready, what it reports."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ def served(id: int, status: Literal["loading", "serving", "refused"] = "serving"
 @pytest.mark.parametrize(
     ("current", "failures", "chosen"),
     [
-        (None, {}, 1),  # what has served before comes first where nothing answers
+        (None, {}, 1),  # with nothing serving, a version that served before is preferred
         (served(1), {}, 2),
         (served(2), {}, None),
         (served(1), {(2, 1): FAILED}, None),
@@ -48,7 +48,7 @@ def served(id: int, status: Literal["loading", "serving", "refused"] = "serving"
         (None, {(1, 1): FAILED}, 2),
         (None, {(1, 1): FAILED, (2, 1): FAILED}, None),
         (served(1, "refused"), {}, 1),
-        (served(3), {(2, 1): FAILED}, 1),  # a version that was rolled back is replaced by what serves elsewhere
+        (served(3), {(2, 1): FAILED}, 1),  # a rolled back version is replaced by the one that serves elsewhere
         (served(1, "loading"), {(2, 1): FAILED}, None),
     ],
 )
@@ -91,7 +91,7 @@ def test_report_names_what_serves_what_loads_and_what_failed() -> None:
 
 
 class UnreadableCache(FileCache):
-    """A cache that fails in a way of which no error class of ours knows."""
+    """A cache that raises an error outside our error classes."""
 
     async def fetch(self, sha256: str, size_bytes: int, http: httpx.AsyncClient, url: str, headers: dict[str, str]) -> Path:
         raise RuntimeError("bad sector")

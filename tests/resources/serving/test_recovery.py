@@ -1,4 +1,4 @@
-"""A deployment that cannot be brought back is refused with the reason, and does not load for good."""
+"""Recovery of deployments: refused with the reason instead of loading forever."""
 
 import asyncio
 import sys
@@ -23,7 +23,7 @@ def asked(tmp_path: Path) -> DeployRequest:
 
 
 async def restored(request: DeployRequest, folder: Path) -> Served:
-    """What becomes of a deployment after a restart of the gateway."""
+    """Return a deployment's state after a restart of the gateway."""
     async with httpx.AsyncClient() as http:
         table = DeploymentTable(DeploymentState(folder), http)
         table.restore((request,))
@@ -45,7 +45,7 @@ def test_restore_is_refused_when_no_process_can_be_started(
 
 
 class Loading:
-    """A backend that was started on a file which is deleted meanwhile."""
+    """A backend whose model file is deleted while it loads."""
 
     def __init__(self, path: Path) -> None:
         path.unlink()

@@ -1,4 +1,4 @@
-"""Replicas that pull, as real processes with the real API: promotion, rollback, outages, restarts, broken files."""
+"""Replicas as real processes with the real API: promotion, rollback, outages, restarts, broken files."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ def plane(tmp_path: Path) -> Iterator[ControlPlaneProcess]:
 
 @pytest.fixture
 def start(tmp_path: Path, plane: ControlPlaneProcess) -> Iterator[Start]:
-    """Starts replicas of the engine, each with a folder of its own."""
+    """Start replicas of the engine, each with its own folder."""
     started: list[ReplicaProcess] = []
 
     def begin(**settings: str) -> ReplicaProcess:
@@ -102,7 +102,7 @@ def test_version_that_fails_its_smoke_test_leaves_the_previous_one(
 def test_replicas_roll_back_a_version_that_only_one_could_load(
     plane: ControlPlaneProcess, start: Start, models: list[Model]
 ) -> None:
-    """The replica that had swapped goes back to the version before."""
+    """The replica that had swapped returns to the previous version."""
     replicas = [start(), start()]
     deploy(plane, models[0], 1)
     row, _ = plane.begin(2, plane.upload("keeper/v2", models[1].path), models[1].sha256)
@@ -116,7 +116,7 @@ def test_replicas_roll_back_a_version_that_only_one_could_load(
 def test_broken_version_leaves_other_models_serving(
     plane: ControlPlaneProcess, start: Start, models: list[Model], tmp_path: Path
 ) -> None:
-    """Also of a replica that starts while a version that is in production cannot be loaded any more."""
+    """This includes a replica that starts when a production version can no longer be loaded."""
     first = start()
     deploy(plane, models[0], 1)
     deploy(plane, models[1], 1, name="other")

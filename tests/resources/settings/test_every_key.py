@@ -1,4 +1,7 @@
-"""Every key of the settings does what it says: `logging.format` and `scheduler.checkpoint_bucket` were read by nothing."""
+"""Every settings key is used by the product.
+
+Regression: nothing read `logging.format` and `scheduler.checkpoint_bucket`.
+"""
 
 import json
 import logging
@@ -23,7 +26,7 @@ KEYS = [(name, key) for name, section in SECTIONS.items() for key in section.mod
 
 @pytest.fixture(scope="module")
 def source() -> str:
-    """All product code but the settings'."""
+    """Return all product code except that of the settings."""
     files = (file for folder in PRODUCT for file in sorted((ROOT / folder).rglob("*.py")) if SETTINGS not in file.parents)
     return "\n".join(file.read_text() for file in files)
 

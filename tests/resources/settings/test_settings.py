@@ -1,4 +1,7 @@
-"""Settings: the specification's file loads, variables override it, whatever is wrong is named, no secret is ever shown."""
+"""Settings: file, environment overrides, errors that name the key, and masked secrets.
+
+The specification's example file loads.
+"""
 
 import errno
 import io
@@ -34,7 +37,7 @@ def clean_environment(folder: Path, **variables: str) -> dict[str, str]:
 
 
 def show(folder: Path, text: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
-    """`python -m resources.settings.settings` in this process."""
+    """Run `python -m resources.settings.settings` in this process."""
     if text:
         (folder / "config.yaml").write_text(text)
     out, err, code = io.StringIO(), io.StringIO(), 0
@@ -42,7 +45,7 @@ def show(folder: Path, text: str = "", **variables: str) -> subprocess.Completed
         try:
             settings.show()
         except SystemExit as end:
-            code = 1  # what Python does with a text: print it and exit with 1
+            code = 1  # as Python does with a text: print it and exit with 1
             print(end.code, file=err)
         except Exception:
             code = 1
@@ -70,7 +73,10 @@ def test_configuration_of_the_specification_loads_value_by_value(tmp_path: Path)
 
 
 def test_object_store_keys_are_process_variables_and_not_part_of_its_address(tmp_path: Path) -> None:
-    """Jobs hold addresses, and no secrets: the keys are AWS variables of the processes that start them."""
+    """Jobs store addresses without secrets.
+
+    The keys are AWS variables of the processes that start the jobs.
+    """
     loaded = load(tmp_path, SPECIFICATION, **KEYS, HANZO_ML_STORAGE_ENCRYPTION="aws:kms", HANZO_ML_STORAGE_KMS_KEY="key-1")
     assert loaded.storage.variables == {"AWS_ACCESS_KEY_ID": "access-canary", "AWS_SECRET_ACCESS_KEY": CANARY}
     assert service_environment(loaded).items() >= loaded.storage.variables.items()
@@ -210,7 +216,7 @@ def test_invalid_variable_is_not_attributed_to_the_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("variables", [{}, {"HANZO_ML_SERVER_PORT": "1234"}])
 def test_section_without_keys_has_its_defaults(tmp_path: Path, variables: dict[str, str]) -> None:
-    """All keys of a section commented out: YAML reads null."""
+    """With all keys of a section commented out, YAML reads null."""
     loaded = load(tmp_path, "server:\n  # port: 9999\nlogging:\n", **variables)
     assert loaded.server.port == int(variables.get("HANZO_ML_SERVER_PORT", "8057"))
 
@@ -223,7 +229,7 @@ def test_a_file_in_another_encoding_is_refused_in_one_line(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_yaml_alias_bomb_is_refused_in_one_line(tmp_path: Path, bomb: str) -> None:
-    """To look for variables in all that they stand for would take the server's memory and its day."""
+    """Expanding variables in all aliased values would exhaust memory and time."""
     with pytest.raises(BadConfiguration, match=r"config\.yaml is not valid YAML: with its aliases") as caught:
         load(tmp_path, BOMBS[bomb])
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Detached processes: found by their lock, never two of one, and ended however their starter died."""
+"""Detached processes: identified by their lock, never duplicated, stoppable after their starter's death."""
 
 import json
 import os
@@ -111,7 +111,7 @@ launch(Path(sys.argv[1]), WAITS)
 
 
 def test_a_process_whose_starter_died_before_it_wrote_the_process_id_can_be_ended(folder: Path) -> None:
-    """`kill -9` of the starter between starting and remembering: the lock tells that there is a process, but not which."""
+    """`kill -9` before the id is stored leaves a held lock, but no id."""
     subprocess.run([sys.executable, "-c", DIES_BEFORE_IT_REMEMBERS, str(folder), str(ROOT)], check=False)
     until("its first line", lambda: begun(folder))
     assert is_running(folder)
@@ -131,7 +131,7 @@ def test_a_process_whose_starter_died_before_it_wrote_the_process_id_can_be_ende
 
 
 def kill_holders(path: Path) -> None:
-    """End what has the file open, so that a failed test leaves nothing behind."""
+    """Kill the holders of the file so that a failed test leaves no processes."""
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if any(fd.readlink() == path for fd in (process / "fd").iterdir()):
@@ -141,7 +141,7 @@ def kill_holders(path: Path) -> None:
 
 
 def test_the_process_id_of_an_earlier_process_is_never_signalled(folder: Path) -> None:
-    """An innocent process has the number that is still in the file."""
+    """An unrelated process has reused the number that is still in the file."""
     innocent = subprocess.Popen(WAITS, start_new_session=True, stdout=subprocess.DEVNULL)
     try:
         write_json_atomic(folder / PID_FILE, innocent.pid)
@@ -186,7 +186,7 @@ def test_start_appends_to_the_log_and_adds_to_the_environment(folder: Path) -> N
 
 
 def test_checking_a_process_does_not_prevent_a_start(folder: Path) -> None:
-    """A monitor asks all the time whether a process runs; a starter that hears "somebody has it" starts nothing."""
+    """Monitors check constantly; a start that finds the lock held does nothing."""
     (folder / "lock").touch()
     text = (
         "import sys; from pathlib import Path; from resources.stack.detached_process import "
@@ -207,7 +207,7 @@ def test_checking_a_process_does_not_prevent_a_start(folder: Path) -> None:
 
 
 def test_running_process_is_recognized_on_a_read_only_disk(folder: Path) -> None:
-    """A broken disk becomes such a one: the stack on it could not be ended."""
+    """A broken disk becomes read-only; the stack on it must still be stoppable."""
     launch(folder, WAITS)
     look = "import sys; from pathlib import Path; from resources.stack.detached_process import is_running\n"
     look += "print(is_running(Path(sys.argv[1])))"
@@ -216,7 +216,7 @@ def test_running_process_is_recognized_on_a_read_only_disk(folder: Path) -> None
 
 
 def test_process_whose_id_cannot_be_written_does_not_run(folder: Path) -> None:
-    """Nobody could end it, and whoever had started it waited for ever."""
+    """It could not be stopped, and its starter waited forever."""
     three_files = 'mount -t tmpfs -o nr_inodes=3 tmpfs "$0" && exec "$@"'  # the folder, its lock and its log
     begin = "import sys; from pathlib import Path; from resources.stack.detached_process import is_running\n"
     begin += "from tests.resources.launching import launch\n"
@@ -226,7 +226,10 @@ def test_process_whose_id_cannot_be_written_does_not_run(folder: Path) -> None:
 
 
 def with_mounts_of_its_own(mount: str, folder: Path, program: str) -> str:
-    """What a program prints that is given a folder, after a shell has mounted something there, which none but it sees."""
+    """Run a program on a folder after a mount in a private namespace.
+
+    Returns its output.
+    """
     shell = ["unshare", "--mount", "--map-root-user", "--pid", "--fork", "--kill-child", "sh", "-c", mount, str(folder)]
     command = [*shell, sys.executable, "-c", program, str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=20)
@@ -254,7 +257,10 @@ time.sleep(600)
 def test_remaining_processes_of_a_killed_worker_are_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: bool
 ) -> None:
-    """By `hanzo-ml down`. Not what runs in a session of its own, nor another's group of the same number."""
+    """`hanzo-ml down` stops them.
+
+    It spares processes in a session of their own, and an unrelated group with the same number.
+    """
     monkeypatch.setenv("HANZO_ML_HOME", str(tmp_path / "home"))
     settings = Settings.load()
     folder = settings.run_workers / "run"
@@ -280,13 +286,13 @@ def test_remaining_processes_of_a_killed_worker_are_stopped(
 
 
 def lives(process_id: int) -> bool:
-    """Whether a process does something: one that ended may wait for somebody to ask how."""
+    """Return whether a process runs and is not a zombie."""
     status = Path(f"/proc/{process_id}/stat")
     return status.is_file() and status.read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
 
 
 def test_document_is_flushed_before_it_is_renamed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a loss of power, the number of a job's attempts was an empty file, which nobody could read."""
+    """Regression: a power failure left an empty file in place of a job's attempt number."""
     done: list[str] = []
     flush, rename = os.fsync, os.replace
 

@@ -1,4 +1,4 @@
-"""What is told of a service that ended: out of real logs of Python's."""
+"""Failure summary of an ended service, extracted from real Python logs."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What `hanzo-ml up` refuses, it refuses before it starts anything, in one line."""
+"""Refusals of `hanzo-ml up`: one line, before anything is started."""
 
 import os
 import signal
@@ -67,7 +67,7 @@ def test_an_unknown_setting_is_refused_before_anything_is_made(tmp_path: Path) -
 
 
 def test_unreachable_database_is_reported_in_one_line(tmp_path: Path) -> None:
-    """Of up, as a database was not there yet, there was a traceback of a hundred lines."""
+    """Regression: `up` printed a traceback of a hundred lines for a missing database."""
     ports = {name: free_port() for name in VARIABLES}
     address = f"postgresql://ann:secret@127.0.0.1:{free_port()}/none"
     done = up(tmp_path / "home", ports, HANZO_ML_DATABASE_URL=address)
@@ -116,7 +116,7 @@ def test_proxy_exemptions_keep_given_hosts_and_add_those_of_the_stack(given: dic
 
 
 def test_python_path_of_the_caller_is_passed_to_the_stack() -> None:
-    """An objective of his own was unknown to the server, and a script of his lacked its modules."""
+    """Regression: the server did not find a user's objective, nor a user's script its modules."""
     assert python_path({}) == str(SOURCE)
     assert python_path({"PYTHONPATH": "/his/own:/other"}) == f"{SOURCE}:/his/own:/other"
 
@@ -150,7 +150,7 @@ signal.pause()
 def test_down_leaves_no_run_worker_that_the_daemon_starts_as_it_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It worked for its job on, of a stack that was down."""
+    """Regression: it continued to run its job after the stack was down."""
     settings = Settings(home=tmp_path)
     worker = settings.run_workers / "late"
     daemon = Service("dagster-daemon", (sys.executable, "-c", STARTS_A_WORKER_AS_IT_ENDS, str(worker)))
@@ -178,7 +178,10 @@ time.sleep(600)
 
 
 def test_down_ends_and_names_a_run_worker_that_cannot_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It waited for ever for one that the kernel held. Here its lock is held by what no signal to the worker reaches."""
+    """Regression: it waited forever for a worker blocked in the kernel.
+
+    Here a process that no signal to the worker reaches holds its lock.
+    """
     settings = Settings(home=tmp_path)
     worker = settings.run_workers / "stuck"
     worker.mkdir(parents=True)
@@ -201,7 +204,7 @@ def test_down_ends_and_names_a_run_worker_that_cannot_be_stopped(tmp_path: Path,
 
 
 def test_down_waits_for_the_up_that_works_on_the_same_folder(tmp_path: Path) -> None:
-    """What that one was about to start went on, and `up` failed for what was ended beneath it."""
+    """Regression: services that `up` started next kept running, and `up` failed as others were stopped."""
     command, env = (
         [sys.executable, "-m", "resources.stack.lifecycle", "down"],
         {**os.environ, "HANZO_ML_HOME": str(tmp_path)},
@@ -222,7 +225,7 @@ def test_command_on_an_impossible_state_folder_finds_no_running_service(command:
 
 
 def test_refusal_by_the_object_store_is_reported_with_the_setting(tmp_path: Path) -> None:
-    """All ran, and every job failed."""
+    """Regression: all services ran, but every job failed."""
     (tmp_path / "services").mkdir()
     keys = {"HANZO_ML_STORAGE_ACCESS_KEY": "wrong", "HANZO_ML_STORAGE_SECRET_KEY": "wrong"}
     with answering(403, "InvalidAccessKeyId", "No such key.") as url:

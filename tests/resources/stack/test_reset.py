@@ -1,4 +1,4 @@
-"""`hanzo-ml server reset`: everything goes, or nothing; and the store is as good as new."""
+"""`hanzo-ml server reset`: all or nothing, and the store is like new afterwards."""
 
 import os
 import subprocess
@@ -38,7 +38,7 @@ def reset(settings: Settings, *arguments: str, **variables: str) -> subprocess.C
 
 
 def fill(settings: Settings, job_status: str) -> int:
-    """A run, an object and a job; returns the number of the last event."""
+    """Create a run, an object and a job; return the last event's number."""
     database = Database(settings.database_url)
     tracking = Tracking(database)
     run = tracking.runs.create(tracking.experiments.ensure("e", "default").id)

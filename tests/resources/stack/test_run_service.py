@@ -1,4 +1,4 @@
-"""One process of the stack in place of a container's own."""
+"""One service of the stack as a container's main process."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, st
 def test_code_server_of_a_pod_is_reachable_at_the_address_in_the_environment(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """The command is replaced by one that prints what it was started with."""
+    """The command is replaced by one that prints its arguments."""
     code = (
         "import json, os, runpy, sys; import resources.stack.run_service as m\n"
         "m.os.execve = lambda file, words, env: print(json.dumps([words, env, os.getcwd()]))\n"
@@ -42,7 +42,7 @@ def test_code_server_of_a_pod_is_reachable_at_the_address_in_the_environment(
 
 @pytest.mark.parametrize(("words", "said"), [(["nothing"], "no service 'nothing'"), ([], "usage:"), (["relay"], "'relay'")])
 def test_unknown_service_is_refused_in_one_line(environment: dict[str, str], words: list[str], said: str) -> None:
-    """The relay too, which has nothing to send to without brokers."""
+    """The relay is refused as well when there are no brokers."""
     command = [sys.executable, "-m", run_service.__name__, *words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == EXIT_BAD_CONFIGURATION and said in done.stderr and len(done.stderr.splitlines()) == 1

@@ -31,7 +31,7 @@ def create(http: TestClient) -> dict[str, Any]:
 
 
 def validate(settings: Settings, made: dict[str, Any], tmp_path: Any) -> None:
-    """What the version asset does, without a process for it."""
+    """Validate as the version asset does, without a separate process."""
     database, store = Database(settings.database_url), Store(settings.store)
     version = Datasets(database).read(f"{made['name']}@{made['version']}", "default")
     files = sorted(store.fetch(version.artifact, tmp_path / "cache").glob("*.jsonl"))

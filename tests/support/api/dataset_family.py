@@ -9,7 +9,7 @@ from tests.support.resources.lineage import World, rows
 
 
 def made_into_a_model_and_a_child(world: World) -> DatasetVersion:
-    """A version that a run was trained on, of which a model was exported, and another version was made."""
+    """Create a dataset version with a trained and exported model and a child version."""
     version = world.create(rows(40))
     world.model("m", "r1", world.run("r1", version, world.split(version)))
     path = world.folder / "child.jsonl"

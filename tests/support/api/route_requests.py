@@ -26,7 +26,7 @@ POINT = {"key": "k", "value": 1.0, "timestamp": 1}
 
 TWICE = '"{\\"run_id\\": \\"{run}\\", \\"run_name\\": \\"n\\"}"'
 
-"""A body that was encoded twice."""
+"""A body that is JSON-encoded twice."""
 
 PROMPT = {
     "prompt_template": "Say {{ word }}",
@@ -164,7 +164,7 @@ REMOVALS: list[Request] = [
     json(f"{M}/registered-models/delete", "DELETE", name="{model}"),
 ]
 
-"""What cannot be undone is tried on objects that nobody else needs."""
+"""Irreversible requests run on objects that no other request needs."""
 
 
 def filled(value: Any, ids: dict[str, str]) -> Any:
@@ -190,7 +190,7 @@ NOBODYS = {
 
 
 def without_names(path: str) -> str:
-    """The path of a request, with something for each name, as routes are matched."""
+    """Return a request's path with a placeholder value per name, as routes are matched."""
     return re.sub(r"\{\w+\}", "1", path.replace("{file}", "1/1/artifacts/f").partition("?")[0])
 
 

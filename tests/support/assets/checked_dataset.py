@@ -27,7 +27,7 @@ def rows(count: int, start: int = 0, **more: Any) -> list[dict[str, Any]]:
 
 
 class Graph:
-    """One dataset definition, materialized on click."""
+    """Materialize one dataset definition on request."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -57,12 +57,12 @@ class Graph:
         return found
 
     def verdict(self, check: str, reference: str = "doors") -> str:
-        """The sentence of a failed check, nothing of one that passed."""
+        """Return the sentence of a failed check, or an empty string if it passed."""
         (found,) = [verdict for verdict in self.validation(reference).verdicts if verdict.check == check]
         return "" if found.passed else found.sentence
 
     def serve(self, version: DatasetVersion, stage: str) -> None:
-        """A model in a stage that says it was trained on a version's splits."""
+        """Register a model trained on a version's splits and promote it to a stage."""
         weights = self.folder / "weights"
         weights.mkdir(exist_ok=True)
         inputs = {"train": version.split("train").digest}
@@ -75,7 +75,7 @@ class Graph:
 
 
 def shown(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
-    """What Dagster shows of the version beside its checks."""
+    """Return the metadata that Dagster shows for the version."""
     (materialized,) = result.asset_materializations_for_node(VERSION)
     return {name: entry.value for name, entry in materialized.metadata.items()}
 

@@ -18,7 +18,10 @@ ASSISTANT = {"name": "ellarin-assistant", "model": "ellarin-assistant", "paramet
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A state folder with a split dataset, where nothing runs. Its name has what a URL could stumble over."""
+    """Return a state folder with a split dataset and no running services.
+
+    Its name contains characters that need escaping in a URL.
+    """
     place = tmp_path / "state of #1 100% ü"
     monkeypatch.setenv("HANZO_ML_HOME", str(place))
     with database() as opened:
@@ -27,7 +30,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class database:
-    """The metadata database of the state folder, for as long as the block lasts."""
+    """Open the metadata database of the state folder within the block."""
 
     def __enter__(self) -> Database:
         self.opened = Database(Settings.load().database_url)

@@ -48,7 +48,7 @@ class Poisoned(Sft):
         return None
 """
 
-"""An objective that is installed beside the product."""
+"""An objective in a separately installed package."""
 
 
 @pytest.fixture

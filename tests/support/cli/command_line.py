@@ -1,4 +1,4 @@
-"""The command line, run in the test's process."""
+"""Command line, run in the test's process."""
 
 import io
 import os
@@ -18,7 +18,10 @@ Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def run(uri: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command in this process: starting Python forty times would take most of the time. See `run_for_real`."""
+    """Run the command in this process.
+
+    Starting Python forty times would take most of the time. See `run_for_real`.
+    """
     out, err = io.StringIO(), io.StringIO()
     variables = {"HANZO_ML_TRACKING_URI": uri, "COLUMNS": "40"}
     with redirect_stdout(out), redirect_stderr(err), patch.dict(os.environ, variables), patch("sys.argv", ["x", *arguments]):
@@ -27,7 +30,7 @@ def run(uri: str, *arguments: str) -> subprocess.CompletedProcess[str]:
             code: object = 0
         except SystemExit as end:
             code = end.code or 0
-        except Exception:  # nobody caught it, so Python would print it and exit with 1
+        except Exception:  # unhandled, so Python would print it and exit with 1
             err.write(traceback.format_exc())
             code = 1
     assert isinstance(code, int)
@@ -40,7 +43,7 @@ def cli(server: ServerProcess) -> Cli:
 
 
 def refusal(done: subprocess.CompletedProcess[str]) -> str:
-    """The one line of a refusal."""
+    """Return the single line of a refusal."""
     assert done.returncode == 1, done.stdout + done.stderr
     assert done.stdout == ""
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr

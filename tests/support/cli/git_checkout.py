@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def committed(folder: Path) -> str:
-    """The commit of a new checkout with all that is in the folder."""
+    """Commit everything in the folder to a new repository and return the commit."""
     user = ("-c", "user.name=ada", "-c", "user.email=ada@example.com")
     for arguments in (("init", "-q"), ("add", "."), (*user, "commit", "-q", "-m", "one")):
         subprocess.run(["git", *arguments], cwd=folder, check=True)

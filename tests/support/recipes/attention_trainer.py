@@ -12,11 +12,11 @@ from tests.recipes.training.training_workspace import Place
 
 
 class Caught(Exception):
-    """Nothing is trained."""
+    """Stop before anything is trained."""
 
 
 def trainer_of(place: Place, work: Path, **changed: Any) -> ObjectiveTrainer:
-    """As the program makes it where attention needs no mask."""
+    """Build the trainer as the program does if attention needs no mask."""
     made: list[ObjectiveTrainer] = []
 
     def caught(trainer: ObjectiveTrainer, *_: Any) -> None:

@@ -21,7 +21,7 @@ NODES = 2
 
 
 class Node:
-    """One of those that run a command, with a folder of its own; looks of all are at the same time."""
+    """One node of a command, with its own folder; all nodes scan simultaneously."""
 
     def __init__(self, store: Watched, folder: Path, rank: int, interval: float = 0.0) -> None:
         self.folder = folder / str(rank) / "checkpoints"
@@ -57,7 +57,7 @@ def gang(store: Watched, folder: Path) -> list[Node]:
 
 
 def together(nodes: list[Node], work: Callable[[Node], Any]) -> None:
-    """All do it at the same time, and none raises."""
+    """Run the work on all nodes at the same time and assert that none raises."""
     threads = [node.run(lambda node=node: work(node)) for node in nodes]
     for thread in threads:
         thread.join(60)
@@ -66,7 +66,7 @@ def together(nodes: list[Node], work: Callable[[Node], Any]) -> None:
 
 
 def one_state(nodes: list[Node]) -> None:
-    """The first asks, as its interval is over; the others look until they have answered."""
+    """Complete one snapshot: the first node requests it, the others scan until done."""
 
     def look(node: Node) -> None:
         asked = node.saving._current_request
@@ -77,7 +77,7 @@ def one_state(nodes: list[Node]) -> None:
 
 
 class Pods:
-    """The program on each node, as pods are started: with a folder that is as empty as a new pod's."""
+    """Run the program on each node with an empty folder, like a new pod."""
 
     def __init__(self, job: Job, folder: Path, **variables: str) -> None:
         self.logs = [folder / f"{rank}.log" for rank in range(NODES)]

@@ -26,11 +26,14 @@ BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models
 
 ID = uuid.uuid4().hex
 
-"""Of the job of every test in this process: another process that tests has another, and neither ends the other's."""
+"""Job id of every test in this process; other test processes have another.
+
+So neither ends the other's processes.
+"""
 
 
 class House:
-    """Where the jobs of a test run, and what their logs say."""
+    """Folders and store of a test's jobs, and their log lines."""
 
     def __init__(self, folder: Path, store: Store | None = None) -> None:
         self.folder, self.jobs = folder, folder / "jobs"
@@ -41,7 +44,7 @@ class House:
         self.follower = Follower(self.lines.append, lambda seen: None)
 
     def job(self, script: str, **keys: Any) -> Job:
-        """A job whose command is `python main.py`, with this in it."""
+        """Return a job whose command is `python main.py` with this script."""
         document = {"name": "mine", "command": ["python", "main.py"], "files": {"main.py": script}, **keys}
         asked = CommandJob.model_validate(document)
         place = f"s3://hanzo-ml/runs/{ID}/code"
@@ -60,11 +63,11 @@ class House:
         return work.model_copy(update={"work_dir": str(work_folder(self.jobs, work))})
 
     def state(self) -> Artifact | None:
-        """The newest that was published."""
+        """Return the newest published snapshot."""
         return SnapshotStore(self.store, f"s3://hanzo-ml/checkpoints/{ID}", 3).newest()
 
     def said(self) -> list[str]:
-        """The lines of the command itself, without ours."""
+        """Return the lines printed by the command itself."""
         return [line for line in self.lines if line[2:3] != ":"]
 
 

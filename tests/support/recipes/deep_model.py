@@ -12,12 +12,12 @@ from tests.recipes.training.training_workspace import Place
 
 WINDOW = 16
 
-"""Tokens that a layer of the model `qwen2` looks back over, where it is one of those that do not see all."""
+"""Attention window, in tokens, of the sliding-window layers of the model `qwen2`."""
 
 
 @pytest.fixture(scope="module")
 def deeper(place: Place) -> dict[str, Any]:
-    """Five layers, of which the last ones see a window alone; the head is not the embedding."""
+    """Return a model of five layers, the last with sliding windows, and an untied head."""
     tiny = place.folder / "model"
     kept = {"hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size"}
     stated = {name: value for name, value in json.loads((tiny / "config.json").read_text()).items() if name in kept}

@@ -16,7 +16,7 @@ FEATURES = {
 
 
 def table(count: int) -> list[dict[str, Any]]:
-    """Rows of customers, some of whose values are not there; no row has a text."""
+    """Return customer rows, some with missing values and none with a text."""
     draw = random.Random(4)
     rows: list[dict[str, Any]] = []
     for number in range(count):

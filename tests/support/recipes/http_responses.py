@@ -9,14 +9,14 @@ from pathlib import Path
 
 ERROR = '<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>{}</Code><Message>{}</Message></Error>'
 
-"""As AWS and MinIO write it: in two lines."""
+"""Two lines, as AWS and MinIO write it."""
 
 
 @contextmanager
 def answering(
     status: int, code: str, message: str, certificate: Path | None = None, *, head: int | None = None
 ) -> Iterator[str]:
-    """The address of a server that answers all the same, but for a HEAD."""
+    """Yield the address of a server with one response for everything but HEAD."""
 
     class Answer(BaseHTTPRequestHandler):
         def do_PUT(self) -> None:

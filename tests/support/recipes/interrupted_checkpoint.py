@@ -17,13 +17,16 @@ from tests.support.recipes.checkpoint_parts import URI, save
 
 
 def forget(store: Store, *uris: str) -> None:
-    """As if they had not arrived."""
+    """Delete the objects, as if they had never arrived."""
     for uri in uris:
         store.delete(uri)
 
 
 def save_without_saying_so(machines: Sequence[CheckpointManager], step: int, loss: float | None = None) -> None:
-    """The last was killed between its part and the manifest of the whole; all machines are new."""
+    """Save a checkpoint whose last node dies before writing the common manifest.
+
+    Its part is stored, and all machines lose their local files.
+    """
     store = machines[0].store
     save(machines, step, loss=loss)
     forget(store, f"{URI}/{step}/{MANIFEST_FILE}")

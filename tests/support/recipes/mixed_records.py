@@ -8,7 +8,7 @@ BAD = [b'{"foo":1}', b"not json", b'{"text":""}']
 
 
 def mixed(count: int) -> list[dict[str, Any] | bytes]:
-    """Records of three layouts with e-mails, doubles, a rare class, and lines that are no records."""
+    """Return records of three layouts with e-mails, duplicates, a rare class and invalid lines."""
     rows: list[dict[str, Any] | bytes] = []
     for number, row in enumerate(questions(count)):
         row["class"] = "rare" if number % 10 == 0 else "often"
@@ -29,7 +29,7 @@ def mixed(count: int) -> list[dict[str, Any] | bytes]:
 
 SMALL = {"range_bytes": 20_000, "part_bytes": 30_000, "fan": 2, "held_bytes": 2_000}
 
-"""Many ranges and parts, spread in some rounds, and more records than memory holds, as an input of terabytes has."""
+"""Limits small enough for many ranges, parts and rounds, as for an input of terabytes."""
 
 EVERYTHING: dict[str, Any] = {
     "filter": {"language": "en", "min_length": 8, "near_dedup": {"threshold": 0.9}},

@@ -11,7 +11,10 @@ PLACE = "s3://hanzo-ml/checkpoints/job"
 
 
 class Watched(Store):
-    """A store that says what is sent, and does something as a file has arrived. Like S3 it has no folder of this machine."""
+    """Store that records uploads and runs a callback after one.
+
+    Like S3 it has no local path.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__(StoreAddress(root=folder.as_uri(), buckets={"checkpoints": "checkpoints"}))
@@ -29,7 +32,7 @@ class Watched(Store):
 
 
 class Small(Watched):
-    """One that takes so many bytes of files."""
+    """Store with room for `size` bytes of files."""
 
     def __init__(self, folder: Path, size: int) -> None:
         super().__init__(folder)

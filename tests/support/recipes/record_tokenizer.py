@@ -22,7 +22,7 @@ def record_tokenizer(folder: Path, template: str | dict[str, str] = CHAT_TEMPLAT
 
 
 def learned(tokens: Tokens | UnfitRecord) -> str:
-    """What the mask covers, as text."""
+    """Return the text that the mask covers."""
     assert isinstance(tokens, Tokens)
     mask = [number % 2 == 1 for number, run in enumerate(tokens.runs) for _ in range(run)]
     assert len(mask) == len(tokens.ids)

@@ -9,7 +9,10 @@ T = TypeVar("T")
 
 
 class Node(ProcessGroup):
-    """The only process of a machine, in a thread: what it agrees on lies in a list instead of going over gloo."""
+    """Process group of a single-process node in a thread.
+
+    Collectives use a shared list instead of gloo.
+    """
 
     def __init__(self, rank: int, told: list[Any], all_are_here: Barrier) -> None:
         super().__init__()

@@ -41,14 +41,14 @@ class Place:
         return create_version(self.database, self.store, name=name, path=path, **more)
 
     def source(self, version: DatasetVersion) -> Path:
-        """The folder of a version's raw files."""
+        """Return the folder of a version's raw files."""
         with self.database.read() as connection:
             found = find_artifact(connection, parent_digests(connection, version.artifact.digest)["source"])
         assert found is not None
         return self.store.fetch(found, self.folder / "cache")
 
     def refusal(self, content: bytes | str | Path, **more: Any) -> str:
-        """The message of a refusal that left no trace."""
+        """Return the message of a refusal and assert that it left no trace."""
         with pytest.raises(HanzoError) as caught:
             self.create(content, **more)
         assert "\n" not in caught.value.message

@@ -47,7 +47,7 @@ MODEL = ModelDefinition(name="m", dataset="d", recipe="r", deployment=Deployment
 
 
 class Deploying:
-    """The real control plane, registry and store, with an engine that nobody started."""
+    """The real control plane, registry and store, with an unreachable engine."""
 
     def __init__(self, folder: Path, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HANZO_ML_HOME", str(folder))

@@ -36,7 +36,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Model]:
 
 
 def broken(model: Model, target: Path) -> Model:
-    """A copy whose last norm is not a number: it loads, and computes nothing."""
+    """Copy a model with NaN in its last norm: it loads, but computes nothing."""
     shutil.copy(model.path, target)
     reader = GGUFReader(target, "r+")
     for tensor in reader.tensors:
@@ -53,7 +53,7 @@ class HasUrl(Protocol):
 
 
 class Load:
-    """Requests without a pause in threads of their own; `failures` is what a user would have seen."""
+    """Send requests continuously from several threads; `failures` are the errors users would see."""
 
     def __init__(self, gateway: HasUrl, streams: bool = False) -> None:
         self.url = f"{gateway.url}/v1/chat/completions"

@@ -32,7 +32,7 @@ main(program)
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkout whose programs are PROGRAM; everything else of `recipes` is the real thing."""
+    """Create a checkout whose programs are PROGRAM; the rest of `recipes` is real."""
     package = tmp_path_factory.mktemp("source") / "recipes"
     package.mkdir()
     (package / "__init__.py").write_text(f"__path__.append({str(ROOT / 'recipes')!r})\n")
@@ -42,7 +42,10 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class House:
-    """A machine with some GPUs, and jobs on it. Each supervisor is a new one: nothing is in anybody's memory."""
+    """A machine with some GPUs, and jobs on it.
+
+    Each supervisor is a new one without state in memory.
+    """
 
     meter: Meter | None = None
 
@@ -84,7 +87,7 @@ class House:
         return self.compute.observe(job).phase
 
     def on(self, job: Job) -> str:
-        """The GPUs that each of its programs said that it has."""
+        """Return the GPUs that each program of the job reported."""
         until("its first line", lambda: " on " in self.compute.read_lines(job, 0)[0])
         lines = self.compute.read_lines(job, 0)[0].splitlines()
         return " ".join(line.split(" on ")[1] for line in lines if " on " in line)

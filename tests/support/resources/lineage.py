@@ -38,7 +38,10 @@ def rows(count: int, first: int = 0) -> list[dict[str, Any]]:
 
 
 def publish_index(store: Store, artifact: Artifact, lines: Iterable[bytes], origins: Sequence[int] | None = None) -> None:
-    """Index the records of an artifact whose files are no chunks: `origins` has the record hash of what each was made of."""
+    """Publish a record index for an artifact whose files are not chunked.
+
+    `origins` has the hash of each record's source.
+    """
     found = [fingerprint_line(line) for line in lines]
     records = np.array([(each.text, each.record) for each in found], np.uint64)
     made_of = None
@@ -48,7 +51,7 @@ def publish_index(store: Store, artifact: Artifact, lines: Iterable[bytes], orig
 
 
 class World:
-    """What the asset graph would have made, without training anything."""
+    """Build what the asset graph would, without training anything."""
 
     def __init__(self, database: Database, store: Store, folder: Path) -> None:
         self.database, self.store, self.folder = database, store, folder
@@ -84,7 +87,7 @@ class World:
     def derive(
         self, source: DatasetVersion, made: Rows, of: Sequence[Mapping[str, Any]], name: str, **facts: Any
     ) -> DatasetVersion:
-        """A version whose records were made of those of another: `of` has the source of each."""
+        """Create a version derived from another: `of` has the source of each record."""
         place = f"s3://hanzo-ml/datasets/{name}/1/"
         lines = [encode_canonical_line(row) for row in made]
         folder = self.folder / name
@@ -111,7 +114,7 @@ class World:
         return artifact
 
     def run(self, id: str, version: DatasetVersion, splits: Mapping[str, Artifact], **more: Artifact) -> Artifact:
-        """A completed training run. Returns its adapter."""
+        """Complete a training run and return its adapter."""
         self.jobs.submit(name=id, config={}, user="u", organization=version.organization, id=id, status="running")
         used = {role: splits[role] for role in ("train", "validation")}
         run = self.publish(f"s3://hanzo-ml/runs/{id}/record", "run", used, run_id=id)
@@ -122,7 +125,7 @@ class World:
         return adapter
 
     def model(self, name: str, run: str, adapter: Artifact, organization: str = "default") -> dict[str, Artifact]:
-        """A registered version with its exports."""
+        """Register a version with its exports."""
         merged = self.publish(f"s3://hanzo-models/{name}/{run}/merged", "merged", {"adapter": adapter})
         gguf = self.publish(f"s3://hanzo-models/{name}/{run}/gguf", "gguf", {"merged": merged})
         with self.database.write() as connection:
@@ -145,7 +148,7 @@ class World:
 
 @pytest.fixture
 def small(sqlite_url: str, tmp_path: Path) -> Iterator[World]:
-    """On a folder and SQLite, for what does not depend on them."""
+    """Return a world on a folder and SQLite, for tests independent of them."""
     database = Database(sqlite_url)
     yield World(database, Store(StoreAddress(root=(tmp_path / "objects").as_uri(), buckets=BUCKETS)), tmp_path)
     database.close()

@@ -73,7 +73,7 @@ main(program)
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkout whose program `prepare` is PROGRAM; everything else of `recipes` is the real thing."""
+    """Create a checkout whose program `prepare` is PROGRAM; the rest of `recipes` is real."""
     package = tmp_path_factory.mktemp("source") / "recipes"
     package.mkdir()
     (package / "__init__.py").write_text(f"__path__.append({str(ROOT / 'recipes')!r})\n")

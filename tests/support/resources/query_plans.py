@@ -9,7 +9,7 @@ from resources.metadata.database import Database
 
 
 def plans(database: Database, ask: Callable[[], object]) -> str:
-    """How the database answers what is asked, as it tells itself."""
+    """Return the query plans of all SELECT statements that `ask` executes."""
     asked: list[tuple[str, Any]] = []
 
     @event.listens_for(database.engine, "before_cursor_execute")

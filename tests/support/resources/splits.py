@@ -16,7 +16,7 @@ from tests.support.s3_server import VARIABLES
 
 
 def divided(database: Database, store: Store, folder: Path, version: DatasetVersion) -> dict[str, Artifact]:
-    """What the stack makes of a version next: its splits."""
+    """Split a version as the stack does and return the splits."""
     place = f"{version.storage_path}splits/x"
     job = Job(
         id="split",
@@ -28,7 +28,7 @@ def divided(database: Database, store: Store, folder: Path, version: DatasetVers
         work_dir=str(folder / "work"),
         cache_dir=str(folder / "cache"),
     )
-    with mock.patch.dict(os.environ, VARIABLES):  # a program finds the store's keys there
+    with mock.patch.dict(os.environ, VARIABLES):  # the program reads the store's keys there
         found = split_dataset(job, store, folder / "work").artifacts
     assert not (folder / "cache").exists(), "it is read where it lies"
     with database.write() as connection:

@@ -26,7 +26,7 @@ CHUNKS = f"{ALL}/_chunks"
 
 @pytest.fixture
 def store(request: pytest.FixtureRequest, database_url: str, tmp_path: Path) -> Store:
-    """A folder beside SQLite, S3 beside PostgreSQL: neither knows of the other."""
+    """A folder for SQLite, S3 for PostgreSQL: the two are independent."""
     if database_url.startswith("sqlite"):
         return in_folder(tmp_path)
     s3: S3Server = request.getfixturevalue("s3")
@@ -38,7 +38,7 @@ def in_folder(folder: Path) -> Store:
 
 
 def corpus(size: int, seed: int = 0) -> list[str]:
-    """Lines of records, `size` bytes in all."""
+    """Return lines of records, `size` bytes in total."""
     draw = random.Random(seed)
     found: list[str] = []
     length = 0

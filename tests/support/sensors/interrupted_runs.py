@@ -17,5 +17,5 @@ def run_of(house: House, job: str, status: dg.DagsterRunStatus, step: str = "che
         tags={"dagster/partition": job, **tags},
     )
     house.instance.add_run(run)
-    time.sleep(0.01)  # what comes next is younger, also in milliseconds
+    time.sleep(0.01)  # the next run is younger, also in milliseconds
     return str(run.run_id)

@@ -36,7 +36,10 @@ SPLIT = Artifact(kind="split", uri="s3://hanzo-ml/datasets/d/1/splits/x/train", 
 
 @cache
 def loaded() -> dg.RepositoryDefinition:
-    """Once for all files that import the fixture: it takes a second, and no test changes it."""
+    """Load the definitions once for all importing files.
+
+    It takes a second, and no test changes them.
+    """
     return definitions().get_repository_def()
 
 
@@ -55,7 +58,7 @@ class House:
         self.cursors: dict[str, str | None] = {}
 
     def tick(self, sensor: Sensor) -> list[dg.RunRequest]:
-        """One look of a sensor, which goes on from where its last one ended."""
+        """Evaluate a sensor once, from the cursor of its last evaluation."""
         context = dg.build_sensor_context(
             instance=self.instance,
             cursor=self.cursors.get(sensor.name),
@@ -87,7 +90,7 @@ class House:
         self.judge(version)
 
     def judge(self, version: DatasetVersion, *, passed: bool = True) -> None:
-        """As after a version's checks: of its records one did not pass, or did; its splits leak nothing."""
+        """Record a version's validation: its contract check passed or not, and no leakage."""
         contract = Verdict(
             check=Check.CONTRACT,
             passed=passed,
@@ -143,7 +146,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repository: dg.Reposi
     monkeypatch.setenv("HANZO_ML_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(
         dead_runs, "SETTLING_TIME", timedelta(0)
-    )  # a second of each test; `test_data_retries` has that of waiting
+    )  # saves a second per test; `test_data_retries` tests the waiting
     house = House(tmp_path, repository)
     with house.instance:
         yield house
@@ -161,7 +164,7 @@ def failed_run(
     status: dg.DagsterRunStatus = dg.DagsterRunStatus.FAILURE,
     **tags: str,
 ) -> str:
-    """A run that ended in an error of its own, seen after Dagster has settled its tags."""
+    """Create a run that failed by its own error, after Dagster has set its tags."""
     job = house.repository.get_implicit_job_def_for_assets([dg.AssetKey(["models", MODEL, step]) for step in steps])
     assert job is not None
     run = house.instance.create_run_for_job(

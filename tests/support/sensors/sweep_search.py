@@ -19,7 +19,7 @@ from tests.support.sensors.sensor_house import House
 
 
 class Search:
-    """A house with one sweep."""
+    """A control plane with one sweep."""
 
     def __init__(self, house: House, **changes: Any) -> None:
         self.house = house
@@ -45,7 +45,7 @@ class Search:
         RunData(self.house.plane.database).log_metric(self.trials[number].job_id, point)
 
     def complete(self, number: int, value: float) -> None:
-        """As the checkpoint asset does it: metrics first, then the job with what it made."""
+        """Complete a trial as the checkpoint asset does: metrics first, then job and artifacts."""
         job = self.trials[number].job_id
         self.house.plane.jobs.start(job)
         self.log(number, value)
@@ -59,11 +59,11 @@ class Search:
 
 
 class Killed(BaseException):
-    """The death of the process, at whatever statement."""
+    """Simulated death of the process at a database statement."""
 
 
 class Cut:
-    """Dies at a statement of the database."""
+    """Raise `Killed` at the database statement number `place`."""
 
     def __init__(self, database: Database, place: int) -> None:
         self.engine, self.left = database.engine, place

@@ -1,6 +1,6 @@
-"""An API server over HTTP, as far as it keeps objects: create, read, list, watch and delete, with resource versions.
+"""Kubernetes API server that stores objects: create, read, list, watch, delete.
 
-No controllers run: tests put what those would write.
+It supports resource versions over HTTP. No controllers run: tests put the objects that controllers would write.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ PLURALS = {kind.plural for kind in ALL_KINDS}
 
 
 class ApiServer:
-    """`refusal`, if set, answers every creation: status and message; `refusals` those of a kind.
+    """Store objects and answer requests; attributes inject failures.
 
-    `silent`: watches send nothing, not even an end. So many of the next lists as `versionless_lists` says have no resource
-    version.
+    `refusal`: status and message that answer every creation; `refusals`: the same by kind. `silent`: watches send
+    nothing, not even an end. `versionless_lists`: number of next lists that have no resource version.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class ApiServer:
         return item
 
     def forget_history(self) -> None:
-        """A watch from before is answered with 410 Gone."""
+        """Expire the history: watches from an earlier version get 410 Gone."""
         self.oldest_version = self.version
 
     def find(self, kind: Kind, name: str, namespace: str = "hanzo-ml") -> Item | None:
@@ -91,7 +91,7 @@ class ApiServer:
 
 
 def timestamp(later: int = 0) -> str:
-    """The time now, or some seconds later, as the API server writes it."""
+    """Format the current time, plus `later` seconds, as the API server does."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + later))
 
 
@@ -106,7 +106,7 @@ def is_selected(item: Item, query: dict[str, str]) -> bool:
 def make_handler(server: ApiServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True  # else each answer waits 40 ms for an acknowledgement
+        disable_nagle_algorithm = True  # otherwise each response waits 40 ms for an acknowledgement
 
         def do_GET(self) -> None:
             path, query = self.parts()
@@ -214,7 +214,7 @@ def make_handler(server: ApiServer) -> type[BaseHTTPRequestHandler]:
 
 
 def below(folder: str, path: str) -> bool:
-    """Whether an object is one of a list, of one namespace or of all."""
+    """Return whether an object is in a list of one or of all namespaces."""
     root, _, plural = folder.rpartition("/")
     return path.rpartition("/")[0] == folder or (
         "/namespaces/" in path and path.split("/namespaces/")[0] == root and path.split("/")[-2] == plural
@@ -235,14 +235,14 @@ def serving() -> Iterator[ApiServer]:
 
 @contextmanager
 def serving_controller() -> Iterator[ApiServer]:
-    """Fails at the end where something was asked that the controller's roles do not allow."""
+    """Serve the API; fail at the end if a request exceeds the controller's roles."""
     with serving() as server:
         yield server
     assert find_denied(server.requests) == []
 
 
 def find_denied(requests: list[str]) -> list[str]:
-    """Requests that the roles of no gang backend allow."""
+    """Return the requests that the roles of no gang backend allow."""
     by_backend = []
     for backend, own in itertools.product(GANG_KINDS, (False, True)):
         settings = {"gang_backend": backend, "namespace_per_organization": own}

@@ -1,4 +1,4 @@
-"""What an API server would deny: requests that no rule of a role allows."""
+"""Requests that an API server would deny because no role rule allows them."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +14,10 @@ VERBS = {"POST": "create", "DELETE": "delete", "PATCH": "patch", "PUT": "update"
 def denied(
     requests: Iterable[str], namespaced: Sequence[Mapping[str, Any]], cluster_wide: Sequence[Mapping[str, Any]]
 ) -> list[str]:
-    """Those of `requests`, such as `GET /api/v1/nodes`, that neither rules of a Role nor of a ClusterRole allow."""
+    """Return the requests that no rule of a Role or ClusterRole allows.
+
+    A request is written as `GET /api/v1/nodes`.
+    """
     return sorted({request for request in requests if not is_allowed(request, namespaced, cluster_wide)})
 
 

@@ -1,4 +1,4 @@
-"""Objects as the controllers of a cluster write them: what JobSet, Kueue, the kubelet and the node controller say."""
+"""Objects as JobSet, Kueue, the kubelet and the node controller write them."""
 
 import copy
 from typing import Any
@@ -18,7 +18,7 @@ def node(name: str, ready: str = "True") -> Item:
 
 
 class Gang:
-    """Plays the cluster's controllers for one JobSet on an `ApiServer`."""
+    """Simulate the cluster's controllers for one JobSet on an `ApiServer`."""
 
     def __init__(self, server: ApiServer, job_set: Item) -> None:
         self.server = server
@@ -52,7 +52,7 @@ class Gang:
         self.change(suspend=False)
 
     def suspend(self, words: str) -> None:
-        """Preempted: its pods are gone already."""
+        """Preempt the gang: suspend its JobSet and remove its pods."""
         self.set_workload(
             condition("Evicted", words, reason="Preempted"),
             condition("QuotaReserved", "8 more needed", status="False", reason="Pending"),
@@ -61,13 +61,16 @@ class Gang:
         self.delete_pods()
 
     def change(self, *conditions: Item, **spec: Any) -> None:
-        """Conditions of the JobSet, and fields of its specification."""
+        """Set conditions of the JobSet and fields of its spec."""
         self.job_set["spec"] |= spec
         self.job_set["status"] = {"conditions": list(conditions)}
         self.server.put(self.job_set)
 
     def start(self, nodes: int = 1, *, running: bool = True, owner: str | None = None) -> str:
-        """Create pods on nodes of their own, of a new Job unless `owner` names one. Returns the uid of the first."""
+        """Create one pod per node and return the uid of the first.
+
+        They belong to a new Job unless `owner` names one.
+        """
         self._starts += 1
         template = self.job_set["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
         for rank in range(nodes):
@@ -101,7 +104,7 @@ class Gang:
         self.set_container(rank, {"terminated": terminated}, "Succeeded" if code == 0 else "Failed", **status)
 
     def mark_deleted(self, rank: int, later: int = 0) -> None:
-        """Somebody deletes a pod that has no node yet: the cluster marks it as failed, and then removes it."""
+        """Mark a pod without a node as failed and deleted, as the cluster does."""
         pod = self.pods[rank]
         pod["status"]["phase"] = "Failed"
         pod["metadata"]["deletionTimestamp"] = timestamp(later)

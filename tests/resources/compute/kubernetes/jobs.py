@@ -1,4 +1,4 @@
-"""Jobs of every shape, and the parts of what is rendered for one."""
+"""Jobs of every shape, and parts of their rendered objects."""
 
 import sys
 from pathlib import Path
@@ -85,7 +85,7 @@ def of_kind(kind: str, job: Job, scheduler: Scheduler = KUEUE) -> dict[str, Any]
 
 
 def child(job: Job, scheduler: Scheduler = KUEUE) -> dict[str, Any]:
-    """The `spec` of the batch/v1 Job, wherever it is."""
+    """Return the `spec` of the batch/v1 Job, wherever it is nested."""
     if scheduler.gang_backend == "indexed_job":
         return dict(of_kind("Job", job, scheduler)["spec"])
     return dict(of_kind("JobSet", job, scheduler)["spec"]["replicatedJobs"][0]["template"]["spec"])
@@ -101,17 +101,20 @@ def program(job: Job, scheduler: Scheduler = KUEUE) -> dict[str, Any]:
 
 
 def variables(job: Job, scheduler: Scheduler = KUEUE) -> dict[str, Any]:
-    """Environment of the program's container: the value, or where Kubernetes takes it from."""
+    """Return the environment of the program's container: values or `valueFrom`."""
     return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in program(job, scheduler)["env"]}
 
 
 def place(job: Job, scheduler: Scheduler = KUEUE, rank: int = 0) -> Pod:
-    """What the launcher of a pod reads of its environment, once Kubernetes has put in what it knows."""
+    """Return the pod that a launcher parses from its environment.
+
+    The variables that Kubernetes fills in have fixed values.
+    """
     known = {"NODE_RANK": str(rank), "POD_UID": "uid", "POD_NAME": "pod", "NODE_NAME": "node", TOKEN_VARIABLE: "token"}
     return Pod.from_environment(variables(job, scheduler) | known)
 
 
 def launched(job: Job, scheduler: Scheduler = KUEUE, rank: int = 0) -> list[str]:
-    """The command line that the launcher of a pod starts, from the interpreter on."""
+    """Return the command line that a pod's launcher starts, from the interpreter onward."""
     command = program_command(plan_gang(job, scheduler).job, place(job, scheduler, rank), Path(JOB_FILE))
     return command[command.index(sys.executable) :]

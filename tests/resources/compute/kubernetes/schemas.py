@@ -1,4 +1,7 @@
-"""Whether the API server would accept an object: strict schemas of Kubernetes' own kinds and of the CRDs in `crds/`."""
+"""Validate objects as the API server would.
+
+The schemas are strict: those of Kubernetes' own kinds and of the CRDs in `crds/`.
+"""
 
 import json
 import re
@@ -16,7 +19,7 @@ LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 def check(item: Mapping[str, Any]) -> None:
-    """Raises ValidationError or AssertionError where the API server would refuse the object."""
+    """Raise ValidationError or AssertionError if the API server would refuse the object."""
     assert LABEL.fullmatch(item["metadata"]["name"])
     schemas = [crd["schema"] for crd in CRDS if (crd["apiVersion"], crd["kind"]) == (item["apiVersion"], item["kind"])]
     for schema in schemas:
@@ -28,7 +31,10 @@ def check(item: Mapping[str, Any]) -> None:
 
 
 def forbid_unknown_keys(schema: Any) -> Any:
-    """As `kubectl --validate=strict` has it; the API server itself would drop such keys without a word."""
+    """Reject unknown keys, as `kubectl --validate=strict` does.
+
+    The API server itself would silently drop them.
+    """
     if isinstance(schema, list):
         return [forbid_unknown_keys(each) for each in schema]
     if not isinstance(schema, dict):
@@ -40,7 +46,10 @@ def forbid_unknown_keys(schema: Any) -> Any:
 
 
 def check_children(job_set: Mapping[str, Any]) -> None:
-    """Its Jobs: JobSet accepts templates that the API server then refuses, again and again."""
+    """Check the Jobs of a JobSet.
+
+    JobSet accepts templates that the API server then refuses on every attempt.
+    """
     for job in job_set["spec"]["replicatedJobs"]:
         template = job["template"]
         child = {"name": f"{job_set['metadata']['name']}-{job['name']}-0", **template["metadata"]}

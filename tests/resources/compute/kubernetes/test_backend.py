@@ -1,4 +1,4 @@
-"""What a supervisor sees of a job on a cluster: rows of the database and segments of the log, over all attempts."""
+"""Supervisor's view of a cluster job: database rows and log segments of all attempts."""
 
 import subprocess
 import sys
@@ -146,7 +146,7 @@ def test_run_follows_a_job_to_its_result(room: Room) -> None:
 def test_failure_is_given_to_each_supervisor_until_one_has_recorded_it(room: Room) -> None:
     room.compute.submit(room.job)
     room.set(Phase.FAILED, "image x cannot be pulled", ExitReason.BAD_CONFIGURATION)
-    for _ in range(2):  # the first is killed before it has recorded it
+    for _ in range(2):  # the first report is interrupted before it is recorded
         with pytest.raises(BadConfiguration, match="image x cannot be pulled"):
             room.compute.run(room.job, room.follower())
     assert room.jobs.get(room.job).generation == 1

@@ -1,4 +1,4 @@
-"""A command of the user's own on a cluster: its image, and for its torchrun what its words leave out."""
+"""User commands on a cluster: their image, and defaults added to their torchrun."""
 
 import sys
 

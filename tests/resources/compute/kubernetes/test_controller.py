@@ -1,4 +1,4 @@
-"""The controller against an API server that keeps objects: from a row to pods, through faults, to the end."""
+"""Controller against a simulated API server: from row to pods, through faults, to completion."""
 
 import copy
 from collections.abc import Iterator
@@ -52,11 +52,11 @@ NAME = base_name(TRAIN)
 
 
 class Killed(BaseException):
-    """The controller's process ends here."""
+    """Signal the death of the controller's process."""
 
 
 class MortalCluster(Cluster):
-    """Ends the controller at its request number `fatal`: before it is sent, or after it was carried out."""
+    """Kill the controller at request number `fatal`, before or after it is carried out."""
 
     def __init__(self, cluster: Cluster, fatal: int, *, carried_out: bool) -> None:
         super().__init__(cluster._api)
@@ -74,7 +74,7 @@ class MortalCluster(Cluster):
 
 
 class Room:
-    """One cluster, one database, and as many controllers as a test kills."""
+    """Set up one cluster, one database and a replaceable controller."""
 
     def __init__(self, server: ApiServer, database: Database) -> None:
         self.server, self.database = server, database
@@ -93,7 +93,7 @@ class Room:
         return self.jobs.submit(job, self.scheduler.namespace, base_name(job))
 
     def reconcile(self) -> ClusterJob:
-        """Passes until nothing is left to do. Returns the row of the job."""
+        """Reconcile until nothing is left to do and return the job's row."""
         again = True
         while again:
             for mirror in self.view.mirrors:
@@ -111,7 +111,7 @@ class Room:
         return Gang(self.server, found)
 
     def start(self, job: Job = TRAIN, nodes: int = 1) -> Gang:
-        """A gang that runs, with its attempt claimed."""
+        """Start a running gang whose attempt is claimed."""
         self.submit(job)
         self.reconcile()
         gang = self.gang()
@@ -309,7 +309,7 @@ def test_queued_job_reports_the_message_of_kueue_and_its_position(room: Room) ->
 
 
 def test_job_unexplained_by_kueue_reports_the_reason_of_the_first_in_its_queue(room: Room) -> None:
-    """Kueue explains one of several jobs of the same shape."""
+    """Kueue explains only one of several jobs of the same shape."""
     first = TRAIN.model_copy(update={"id": "f" * 32})
     room.submit(first)
     room.submit()
@@ -342,7 +342,7 @@ def test_jobs_submitted_at_once_are_all_created_and_all_deleted(room: Room) -> N
 
 
 def test_pass_interrupted_by_the_database_leaves_no_plan_for_the_next(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job that was cancelled between two passes is not created by what the first had planned."""
+    """A job cancelled between two passes is not created from the plan of the first."""
 
     def fail(*_: object) -> None:
         raise OperationalError("UPDATE cluster_jobs", {}, Exception("the server closed the connection"))
@@ -410,7 +410,7 @@ def test_queue_names_only_flavors_that_the_job_can_use(room: Room, words: str, s
 def test_job_without_retries_runs_to_its_end_and_leaves_nothing(room: Room) -> None:
     gang = room.start(TRAIN.model_copy(update={"schedule": Schedule(retries=0)}))
     room.attempts.end(TRAIN, 1, ExitReason.COMPLETED, "")
-    row = room.reconcile()  # not seconds later, when the cluster knows
+    row = room.reconcile()  # at once, not seconds later when the cluster reports it
     assert (row.phase, row.reason, row.attempt) == (Phase.SUCCEEDED, ExitReason.COMPLETED, 1)
     room.reconcile()
     gang.delete_pods()
@@ -455,7 +455,10 @@ def test_pods_killed_at_the_end_of_their_grace_period_count_as_preempted(room: R
 
 
 def test_killed_pods_count_as_preempted_when_their_gang_is_readmitted_at_once(room: Room) -> None:
-    """Kueue had another type of GPU, and admitted the gang before the controller looked: the job failed as killed."""
+    """Kueue had another GPU type and readmitted the gang before the controller's next pass.
+
+    The job used to fail as killed.
+    """
     gang = room.start()
     gang.end(0, 137)
     room.view.pods.refresh()
@@ -537,7 +540,7 @@ def test_lost_node_is_not_counted_and_its_pods_are_removed(room: Room) -> None:
     assert len(room.server.names(Kind("v1", "Pod", "pods"))) == 1
     assert not room.attempts.list(TRAIN)[0].counted
     [last_state] = [item for _, _, event, item in room.server.events if event == "DELETED" and item["kind"] == "Pod"]
-    assert last_state["status"]["phase"] == "Failed"  # else its Job waits for it, where no other pod ends
+    assert last_state["status"]["phase"] == "Failed"  # otherwise its Job waits for it, because no other pod ends there
 
 
 def test_pods_of_a_node_that_answers_are_left_to_their_grace_period(room: Room) -> None:
@@ -734,7 +737,7 @@ def test_deletion_spares_objects_that_have_replaced_those_it_is_for(room: Room) 
     replaced = [config_map, gang.job_set, gang.pods[1]]
     for item in replaced:
         room.server.put(copy.deepcopy(item) | {"metadata": item["metadata"] | {"uid": f"new-{item['metadata']['uid']}"}})
-    room.reconciler.reconcile()  # from what the mirrors have: the deletion was on its way
+    room.reconciler.reconcile()  # from stale mirrors: the deletion event had not arrived yet
     assert room.server.names(JOB_SET) == [NAME] and len(room.server.names(POD)) == 2
     delete_rest(room.server.cluster, config_map, room.scheduler)
     assert room.server.names(CONFIG_MAP) == [NAME]
@@ -850,7 +853,7 @@ def test_pod_that_was_deleted_before_it_started_is_named(room: Room) -> None:
     gang.start(2, running=False)
     names = [gang.pods[rank]["metadata"]["name"] for rank in (0, 1)]
     gang.mark_deleted(1)
-    gang.mark_deleted(0, later=5)  # because of the first
+    gang.mark_deleted(0, later=5)  # a consequence of the first deletion
     room.reconcile()
     gang.delete_pods()
     gang.start(2, running=False)
@@ -925,7 +928,7 @@ def test_elastic_job_continues_on_the_free_nodes_after_its_wait(room: Room) -> N
     smaller.suspend("Preempted again")
     smaller.set_workload(condition("QuotaReserved", waiting, status="False"), created="2026-01-01T00:00:00Z")
     room.reconcile()
-    assert room.row.generation == 2  # it accepts no fewer
+    assert room.row.generation == 2  # the job accepts no fewer nodes
 
 
 def test_elastic_job_waits_where_too_few_nodes_are_free(room: Room) -> None:

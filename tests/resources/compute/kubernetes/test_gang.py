@@ -1,4 +1,4 @@
-"""Names: DNS-1123, short enough for the pods below them, the same for the same job, and never shared by two."""
+"""Object names: DNS-1123, stable per job, unique, short enough for derived pod names."""
 
 import pytest
 
@@ -39,7 +39,7 @@ def name(identifier: str, program: Program, generation: int = 1) -> str:
 @pytest.mark.parametrize("identifier", IDS, ids=range(len(IDS)))
 def test_gang_name_is_a_dns_label_with_room_for_pod_suffixes(identifier: str, program: Program) -> None:
     found = name(identifier, program)
-    assert LABEL.fullmatch(found) and found[0].isalpha()  # a Service's name begins with a letter
+    assert LABEL.fullmatch(found) and found[0].isalpha()  # a Service name must begin with a letter
     assert len(f"{found}-node-0-9999-abcde") <= 63
     assert found == name(identifier, program)
 

@@ -1,4 +1,4 @@
-"""What is applied for a job: objects that the API server takes, under the rules of specification and facts."""
+"""Objects applied for a job: accepted by the API server and complete as specified."""
 
 import subprocess
 import sys
@@ -154,7 +154,7 @@ def test_gang_without_crds_is_not_restarted_in_part_but_a_single_pod_is() -> Non
     assert [rule["action"] for rule in gang["podFailurePolicy"]["rules"]] == ["FailJob", "FailJob", "FailJob"]
     assert [rule["action"] for rule in single["podFailurePolicy"]["rules"]] == ["FailJob", "Ignore", "Ignore"]
     assert gang["activeDeadlineSeconds"] == 48 * 3600
-    assert "suspend" not in gang  # nobody would start it again
+    assert "suspend" not in gang  # nothing would resume it
 
 
 @pytest.mark.requirement("H3", "Z9")

@@ -1,4 +1,4 @@
-"""Leadership: one controller at a time, and one whose session ended cannot write."""
+"""Leader election: one controller at a time; one whose session ended cannot write."""
 
 import threading
 import time
@@ -83,7 +83,7 @@ def test_row_locked_by_another_session_does_not_block_the_leader(
             holder.execute(text("SELECT * FROM held FOR UPDATE"))
             with pytest.raises(RowLocked), database.write() as connection:
                 connection.execute(text("UPDATE held SET id = 2"))
-        with database.write() as connection:  # it still leads
+        with database.write() as connection:  # it is still the leader
             connection.execute(text("UPDATE held SET id = 2"))
     other.close()
 

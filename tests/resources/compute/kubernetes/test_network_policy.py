@@ -1,4 +1,4 @@
-"""NetworkPolicies: pods of jobs reach what they need and nothing else; pods of a gang reach each other only."""
+"""NetworkPolicies: job pods reach required services only, and only pods of their own gang."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ def settings_of(folder: Path, text: str) -> Settings:
 
 
 def egress(policy: dict[str, Any]) -> list[tuple[Any, list[tuple[str, int]]]]:
-    """Each peer with the ports that it may be reached at."""
+    """Return each allowed egress peer with its ports."""
     return [
         (peer, [(port["protocol"], port["port"]) for port in rule.get("ports", ())])
         for rule in policy["spec"]["egress"]

@@ -1,4 +1,4 @@
-"""The pods of a job: their number, what each may use, and what none may do."""
+"""Pods of a job: their number, resources and restrictions."""
 
 import json
 from typing import Any
@@ -28,7 +28,7 @@ def test_single_node_job_is_one_pod_with_the_requested_resources() -> None:
 
 
 def test_pods_run_the_image_of_the_recipe_or_the_default_image() -> None:
-    """A recipe could not name one: whatever it was tried with, its pods ran the image of the day."""
+    """Regression: the recipe's image was ignored in favour of the current default image."""
     recipe = Recipe.named("zen-7b-lora").changed({"image": "me/mine:3f2a9c1"})
     assert program(a_job(parameters={"recipe": recipe.model_dump(mode="json")}))["image"] == "me/mine:3f2a9c1"
     own = recipe.changed({"image": "me/other:1"})
@@ -91,7 +91,7 @@ TCP = {"NCCL_IB_DISABLE": "1", "NCCL_NET": "Socket"}
 def test_rdma_devices_and_variables_follow_the_job_and_the_settings(
     rdma: Any, nodes: int, resource: str | None, variables: dict[str, str], devices: str | None, backend: Any
 ) -> None:
-    """The devices were asked of nobody, so that no pod had one, whatever the job said."""
+    """Regression: RDMA devices were never requested, so no pod had one."""
     job = a_job(hardware=GPUS, distributed=Distributed(rdma=rdma, num_nodes=nodes))
     objects = render(job, Scheduler(rdma_resource=resource, gang_backend=backend))
     container = objects[-1]["spec"]

@@ -1,4 +1,7 @@
-"""What is read from objects of a real cluster (`snapshots.json`): JobSet 0.12, Kueue 0.19 and Kubernetes 1.36."""
+"""Parsing of objects from a real cluster (`snapshots.json`).
+
+Recorded with JobSet 0.12, Kueue 0.19 and Kubernetes 1.36.
+"""
 
 import copy
 import json
@@ -46,7 +49,7 @@ def test_preempted_gang_says_why_without_identifiers() -> None:
 def test_queue_is_in_the_order_of_priority_and_age() -> None:
     workloads = [read_workload(SNAPSHOTS[name]["Workload"]) for name in ("preempted", "too large", "running")]
     preempted, too_large, _ = workloads
-    # The larger one waits with more priority, the running one not at all.
+    # The larger one is pending with a higher priority; the running one is not pending.
     assert sort_queues(workloads) == {too_large.queue: [too_large, preempted]}
 
 

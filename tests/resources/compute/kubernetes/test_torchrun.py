@@ -1,4 +1,4 @@
-"""What a manifest tells the launchers of a gang, so that their ranks find each other."""
+"""Rendezvous settings in a gang's manifest, so that its ranks find each other."""
 
 import pytest
 
@@ -37,7 +37,7 @@ def test_rank_0_has_the_name_that_the_cluster_gives_it() -> None:
 
 
 def test_rendezvous_timeout_exceeds_the_grace_period_and_shutdown_timeout_does_not() -> None:
-    """A gang that preempts another waits up to 300 s for its room (facts/kubernetes.md, pitfall 1)."""
+    """A gang that preempts another waits up to 300 s for the freed nodes."""
     command = launched(GANG)
     assert int(value(command, "rdzv-conf").removeprefix("timeout=")) > 300 > int(value(command, "shutdown-timeout")) >= 240
 

@@ -1,4 +1,4 @@
-"""Mirrors: a copy that follows the API server through expired versions, broken and silent streams."""
+"""Mirrors: local copies that survive expired versions, broken and silent watch streams."""
 
 import threading
 import time

@@ -1,4 +1,7 @@
-"""Each job has a place and GPUs of its own, for as long as its program lives. GPUs are names here: nobody looks for them."""
+"""Admission: each job holds a slot and its own GPUs while its program lives.
+
+The GPUs are only names here; no driver is queried.
+"""
 
 import json
 import os
@@ -107,7 +110,7 @@ def test_killed_job_restarts_on_the_next_free_gpus(tmp_path: Path, source: Path)
 def test_waiting_time_is_credited_once_when_a_supervisor_dies_during_a_start(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it had waited was given to it by each of them, so that it could have more time than it may take."""
+    """Regression: each retried start credited the waiting time again, which extended the job's time limit."""
     with house(tmp_path, source, "0") as there:
         killed = there.submitted("killed")
         other = there.submitted("other")
@@ -150,7 +153,10 @@ def kill(job: Job) -> None:
 def test_running_jobs_without_a_supervisor_count_toward_the_limit(
     tmp_path: Path, source: Path, names: tuple[str, ...], known: bool
 ) -> None:
-    """A program outlives its killed worker, whose slot in Dagster's pool is free at once. Each look is a new supervisor."""
+    """A program outlives its killed worker, whose Dagster pool slot is free at once.
+
+    Each observation uses a new supervisor.
+    """
     with house(tmp_path, source, *names, known=known, places=2) as there:
         train = there.submitted("train")
         evaluate = there.submitted("evaluate", program=Program.EVALUATE)
@@ -159,7 +165,7 @@ def test_running_jobs_without_a_supervisor_count_toward_the_limit(
         assert [there.phase(job) for job in (train, evaluate, convert)] == [Phase.RUNNING] * 3, "to convert needs no turn"
         assert [there.compute.observe(command) for _ in range(2)] == [Observation(Phase.PENDING, 1, turn(2, 2))] * 2
         for job in (train, evaluate):
-            there.compute.submit(job)  # whoever comes back to it
+            there.compute.submit(job)  # a retry reattaches to it
             assert there.phase(job) is Phase.RUNNING
         there.end(evaluate)
         assert there.phase(command) is Phase.RUNNING
@@ -196,7 +202,7 @@ def test_running_jobs_count_toward_a_changed_limit(tmp_path: Path, source: Path)
         there.leases = Leases(there.leases.folder, None, 2)
         late, last = there.submitted("late"), there.submitted("last")
         assert there.compute.observe(late) == Observation(Phase.PENDING, 1, turn(3, 2))
-        there.end(jobs[0])  # whose place is one of the two that there are now
+        there.end(jobs[0])  # whose slot is one of the two that remain
         assert there.compute.observe(late) == Observation(Phase.PENDING, 1, turn(2, 2))
         there.end(jobs[1])
         assert [there.phase(job) for job in (late, last)] == [Phase.RUNNING, Phase.PENDING]
@@ -258,7 +264,7 @@ def test_program_sees_all_gpus_when_none_are_known_and_none_when_none_are_allowe
 
 
 def test_start_without_credentials_does_not_count(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The metadata was away for seconds, and a job that had only waited was failed: each look had counted as a start."""
+    """Regression: each poll during a metadata outage counted as a start and failed the job."""
     away = True
 
     def issue(_self: NoCredentials, _job: Job) -> dict[str, str]:
@@ -279,11 +285,11 @@ def test_start_without_credentials_does_not_count(tmp_path: Path, source: Path, 
 
 
 def test_admission_is_exclusive_and_skips_vanished_tickets(tmp_path: Path, source: Path) -> None:
-    """Two that ask at once would each take half of what both need."""
+    """Two concurrent admissions could otherwise each take half of what both need."""
     with house(tmp_path, source, "0") as there:
         job, folder = there.job("mine"), there.leases.folder
         folder.mkdir()
-        (folder / "cancelled.waits").symlink_to("gone")  # listed, and not there by the time that it is read
+        (folder / "cancelled.waits").symlink_to("gone")  # listed, but deleted before it is read
         with lock_folder(folder) as descriptor:
             assert descriptor is not None
             with Admission(there.leases).admit(job) as lease:
@@ -295,7 +301,7 @@ def test_admission_is_exclusive_and_skips_vanished_tickets(tmp_path: Path, sourc
 def test_job_with_a_failed_start_keeps_its_place_in_the_queue(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job that had waited longest went behind all others, for a second without the metadata."""
+    """Regression: one second without metadata moved the longest-waiting job to the end of the queue."""
     unlucky = "second"
 
     def issue(_self: NoCredentials, job: Job) -> dict[str, str]:

@@ -1,7 +1,7 @@
-"""LocalCompute with real processes: one job is one process, whoever dies, and work that is done is not done again.
+"""LocalCompute with real processes: one process per job, and completed work is not repeated.
 
-Most jobs run a program of a few lines in the place of `prepare`; it stands on the real runner, so it starts, ends and fails
-as every program does. The last test runs a real one.
+Most jobs run a program of a few lines in place of `prepare`. It uses the real runner, so it starts, ends and fails as
+every program does. The last test runs a real program.
 """
 
 import json
@@ -56,7 +56,7 @@ def test_job_runs_to_its_result_and_its_log_is_followed_line_by_line(compute: Lo
 
 
 def test_log_burst_is_truncated_to_its_last_lines_with_the_number_omitted() -> None:
-    """Each is an event of a Dagster run: a script had printed in two seconds what took an hour to be told."""
+    """Each line is a Dagster event: two seconds of output took an hour to deliver."""
     lines = [str(number) for number in range(100_000)]
     told = list(truncate_lines(lines, "job-1"))
     assert told == ["... 99,800 lines more: see `hanzo-ml job logs job-1`", *lines[-200:]]
@@ -83,7 +83,10 @@ def test_job_beyond_its_max_duration_is_ended_and_may_get_more_time(compute: Loc
 def test_clock_change_does_not_alter_the_remaining_time(
     compute: LocalCompute, job_that: Any, monkeypatch: pytest.MonkeyPatch, set_by: float
 ) -> None:
-    """By two hours forward, it ended what may take one; and once more as it was set right again."""
+    """Regression: a clock set two hours forward ended a job limited to one hour.
+
+    Correcting the clock ended it once more.
+    """
     job = job_that("wait", schedule=Schedule(max_duration="1h"))
     compute.submit(job)
     until("its start", lambda: starts(job))
@@ -100,7 +103,10 @@ def test_clock_change_does_not_alter_the_remaining_time(
 def test_clock_change_is_noticed_by_a_restarted_supervisor(
     source: Path, tmp_path: Path, job_that: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was kept in memory: a clock that was set while no supervisor ran ended the job."""
+    """Regression: the clock offset was kept in memory only.
+
+    A clock set while no supervisor ran ended the job.
+    """
 
     def supervisor() -> LocalCompute:
         return LocalCompute(tmp_path / "jobs", source=source, max_restarts=2, grace_seconds=20, poll_seconds=0.02)
@@ -167,7 +173,7 @@ def test_a_restart_gets_the_time_that_was_left(compute: LocalCompute, job_that: 
     until("the end", lambda: not is_running(work))
     began = float((work / TIME_START_FILE).read_text())
     os.utime(work / LOG_FILE, (0, time.time() - 1000))
-    compute.submit(job)  # as after a quarter of an hour in which nothing ran
+    compute.submit(job)  # as after 1000 s in which nothing ran
     assert float((work / TIME_START_FILE).read_text()) - began >= 1000
     go_on(job)
     until("the result", lambda: compute.observe(job).phase is Phase.SUCCEEDED)
@@ -199,7 +205,7 @@ def test_two_submissions_start_one_process(compute: LocalCompute, job_that: Any)
 
 
 def test_a_submission_after_the_end_does_not_do_the_work_again(compute: LocalCompute, job_that: Any) -> None:
-    """A supervisor may look for the result just before the program that it follows ends, and submit just after."""
+    """A supervisor may miss the result just before the program ends, and submit just after."""
     job = job_that("return")
     compute.run(job, Watcher().follower)
     compute.submit(job)
@@ -221,7 +227,7 @@ def test_a_program_that_is_killed_starts_again(compute: LocalCompute, job_that: 
 def test_program_killed_by_the_kernel_for_memory_is_restarted_with_that_reason(
     compute: LocalCompute, job_that: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel counts it, on a machine on which such a thing had happened before."""
+    """The kernel counts such kills; here the counter was nonzero before."""
     vmstat = tmp_path / "vmstat"
     vmstat.write_text("nr_free_pages 12\noom_kill 3\n")
     monkeypatch.setattr(restarts, "memory_kills", lambda: memory_kills(vmstat))
@@ -243,7 +249,10 @@ def test_program_killed_by_the_kernel_for_memory_is_restarted_with_that_reason(
 
 
 def wait_for_exit(job: Job, *, writing: dict[str, object] | None) -> None:
-    """Wait until the job's program is killed; with `writing`, as if it had ended by itself and left this exit document."""
+    """Kill the job's program and wait for its end.
+
+    With `writing`, leave this exit document, as if the program had ended by itself.
+    """
     work = Path(job.work_dir)
     until("its start", lambda: starts(job))
     kill(job)
@@ -256,7 +265,7 @@ def wait_for_exit(job: Job, *, writing: dict[str, object] | None) -> None:
 def test_only_the_reason_decides_whether_a_program_restarts(
     compute: LocalCompute, job_that: Any, reason: ExitReason
 ) -> None:
-    """Neither its exit code nor what its message says."""
+    """Neither the exit code nor the message does."""
     job = job_that("wait")
     compute.submit(job)
     wait_for_exit(job, writing={"code": 78, "message": "starting again: killed, no space left", "reason": reason})
@@ -310,7 +319,7 @@ def test_preempted_program_that_saved_is_restarted(compute: LocalCompute, job_th
 
 
 def test_repeated_preemption_does_not_fail_the_job(compute: LocalCompute, job_that: Any) -> None:
-    """A week on machines that are wanted back twice a day."""
+    """A week on machines that are preempted twice a day."""
     assert compute.max_restarts == 2
     assert compute.run(job_that("preempted often"), Watcher().follower).metrics == {"starts": 6.0}
 
@@ -333,13 +342,13 @@ def test_a_program_that_always_dies_fails_after_its_restarts(compute: LocalCompu
 
 @pytest.mark.parametrize("how", ["die four times", "save and die four times"])
 def test_program_that_makes_progress_may_die_without_limit(compute: LocalCompute, job_that: Any, how: str) -> None:
-    """Killed twelve times within minutes, a training had failed that had saved a checkpoint each time."""
+    """Regression: a training that saved a checkpoint each time failed after twelve kills within minutes."""
     assert compute.max_restarts == 2
     assert compute.run(job_that(how), Watcher().follower).metrics == {"starts": 5.0}
 
 
 def test_a_program_that_dies_at_the_same_step_again_and_again_fails(compute: LocalCompute, job_that: Any) -> None:
-    """What it had saved before, and what never became a checkpoint, is no progress."""
+    """Earlier checkpoints and unfinished ones do not count as progress."""
     job = job_that("save once and die")
     with pytest.raises(JobFailed, match="prepare job-1 failed after 3 attempts: killed"):
         compute.run(job, Watcher().follower)
@@ -413,7 +422,7 @@ def test_two_supervisors_follow_one_process(compute: LocalCompute, job_that: Any
 
 
 def test_interrupt_of_the_follower_ends_the_job_with_a_catchable_signal(compute: LocalCompute, job_that: Any) -> None:
-    """Dagster cancels a run so."""
+    """Dagster cancels runs this way."""
     job = job_that("term")
 
     def interrupt(line: str) -> None:
@@ -428,7 +437,7 @@ def test_interrupt_of_the_follower_ends_the_job_with_a_catchable_signal(compute:
 def test_temporary_error_of_the_follower_does_not_end_the_job(
     compute: LocalCompute, job_that: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Dagster's database, the store or the metadata are away for a moment."""
+    """Dagster's database, the store or the metadata may be unavailable for a moment."""
     monkeypatch.setattr(base, "RETRY_SECONDS", 0.02)
     job, outages = job_that("wait"), 0
 
@@ -508,7 +517,7 @@ def test_a_job_for_several_machines_is_refused_before_it_starts(compute: LocalCo
 
 
 def test_torchrun_processes_get_almost_the_whole_grace_period(job_that: Any, tmp_path: Path) -> None:
-    """Told nothing, torchrun kills them after 30 s: with the checkpoint that they save of the step that was broken off."""
+    """By default torchrun kills them after 30 s, losing the checkpoint of the interrupted step."""
     assert LocalCompute(tmp_path, source=tmp_path).grace_seconds == 300
     alone = job_that("ends").model_copy(update={"program": Program.TRAIN})
     assert "recipes.torchrun" not in command.command(alone, tmp_path / "job.json")

@@ -1,4 +1,4 @@
-"""GPUs by the specification's names, from the names that drivers give."""
+"""GPU types by the specification's names, parsed from driver names."""
 
 import pytest
 

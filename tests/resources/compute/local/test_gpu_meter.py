@@ -1,4 +1,4 @@
-"""GPU hours of attempts on this machine are recorded by the supervisor, not by the program."""
+"""GPU hours of local attempts: recorded by the supervisor, not by the program."""
 
 import json
 import os
@@ -83,7 +83,7 @@ def test_unsupervised_time_counts_until_the_end_of_the_program(tmp_path: Path, s
 
 
 def test_a_machine_without_gpus_counts_none(tmp_path: Path, source: Path, database: Database) -> None:
-    """A `sleep` that asked for an A100 on a laptop counted as one A100."""
+    """Regression: a `sleep` that requested an A100 on a laptop was metered as one A100."""
     with house(tmp_path, source, known=False) as there:
         new_supervisor(there, database)
         record(database, "sleep")

@@ -1,4 +1,4 @@
-"""Environment of jobs on this machine: what they need, and no secret of the stack."""
+"""Environment of local jobs: what they need, and no secret of the stack."""
 
 import json
 from collections.abc import Callable
@@ -58,7 +58,7 @@ def test_job_inherits_the_keys_of_a_store_that_asks_for_them() -> None:
 
 
 def test_store_keys_of_the_stack_are_inherited(tmp_path: Path) -> None:
-    """Jobs are started below the stack's processes, and see no settings."""
+    """Jobs are children of the stack's processes and do not read settings."""
     variables = {"STORAGE_ENDPOINT": SERVER.root, "STORAGE_ACCESS_KEY": "a", "STORAGE_SECRET_KEY": "b"}
     given = {f"HANZO_ML_{name}": value for name, value in variables.items()}
     settings = Settings.load({"HANZO_ML_HOME": str(tmp_path), **given})

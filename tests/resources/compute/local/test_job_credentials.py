@@ -1,4 +1,4 @@
-"""A program's own token: in its environment and nowhere else, a new one at each start, void at its end."""
+"""Program tokens: only in its environment, new at each start, revoked at its end."""
 
 import json
 from collections.abc import Callable
@@ -32,13 +32,13 @@ def compute(source: Path, database: Database, tmp_path: Path, monkeypatch: pytes
 
 @pytest.fixture
 def tracked(job_that: Callable[..., Job], database: Database) -> Job:
-    """A job that is on record and logs to its run."""
+    """Return a recorded job that logs to its run."""
     Jobs(database).submit(name="j", config={"dataset": "corpus@1"}, user="ann", organization="acme", id="job-1")
     return job_that("wait", tracking=Tracking(uri="http://127.0.0.1:1", run_id="job-1"))
 
 
 def token_of(job: Job) -> str:
-    """What its running program has in its environment."""
+    """Return the token in the environment of the job's running program."""
     process = json.loads((Path(job.work_dir) / PID_FILE).read_text())
     variables = Path(f"/proc/{process}/environ").read_text().split("\0")
     [value] = [text.partition("=")[2] for text in variables if text.startswith(f"{TOKEN_VARIABLE}=")]

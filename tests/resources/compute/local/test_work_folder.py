@@ -1,4 +1,4 @@
-"""Work folders are where earlier releases made them: a job that waits or runs over an update is found again."""
+"""Work folder paths are stable across releases, so upgrades keep pending and running jobs."""
 
 from pathlib import Path
 

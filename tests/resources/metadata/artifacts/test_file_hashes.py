@@ -1,4 +1,4 @@
-"""Hashes of uploaded files: whatever stops at whatever moment, what lies in the store has its hash on record."""
+"""Hashes of uploaded files: recorded for every stored file, despite interruptions at any step."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +22,7 @@ def sha256(data: bytes) -> str:
 
 
 class File:
-    """One file, what may be done to it step by step, and whether a reader would take it for a good one."""
+    """One file with stepwise operations and a reader's integrity check."""
 
     def __init__(self, store: Store, records: FileHashes, name: str) -> None:
         self.store = store
@@ -54,7 +54,7 @@ class File:
 
 
 def merged(left: Sequence[Step], right: Sequence[Step]) -> Iterator[list[Step]]:
-    """Every order in which two actors can take their steps."""
+    """Yield every order in which two actors can take their steps."""
     if not left or not right:
         yield [*left, *right]
         return
@@ -71,7 +71,7 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.mark.parametrize("other", ["upload", "delete"])
 def test_file_reads_as_whole_after_any_interleaving_and_interruption(store: Store, sqlite_url: str, other: str) -> None:
-    """Two actors on a file that is there already, in every order, each killed after any of its steps or not at all."""
+    """Run two actors on an existing file in every order, each killed after any step."""
     database = Database(sqlite_url)
     records = FileHashes(database)
     number = 0
@@ -88,7 +88,7 @@ def test_file_reads_as_whole_after_any_interleaving_and_interruption(store: Stor
                 step()
                 assert file.is_whole(), (first, second, order)
             assert sha256(b"another") not in {row.sha256 for row in records.at(file.uri)}
-            # The next upload is whole as well, and leaves no more than what may still be on its way.
+            # The next upload is whole as well, and leaves no hashes but those of uploads possibly in progress.
             for step in file.upload(b"next"):
                 step()
                 assert file.is_whole(), (first, second, order)

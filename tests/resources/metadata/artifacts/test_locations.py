@@ -1,4 +1,4 @@
-"""Where files are: URIs below a place as MLflow's `append_to_uri_path` makes them, and which places are refused."""
+"""Artifact locations: URIs as MLflow's `append_to_uri_path` builds them, and refused paths."""
 
 import pytest
 

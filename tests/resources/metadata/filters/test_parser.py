@@ -1,4 +1,4 @@
-"""Filters and orders that are refused begin as MLflow's refusals do: its clients and test suites look for the words."""
+"""Filter and order parsing: refusals begin with MLflow's words, which its clients match."""
 
 import pytest
 
@@ -84,7 +84,7 @@ def test_invalid_filter_of_another_grammar_is_rejected_with_the_expected_message
 @pytest.mark.parametrize("text", ["1" * 300_000 + "x", "version_number = '" + "1" * 300_000 + "x'"])
 @pytest.mark.parametrize("grammar", [RUN_GRAMMAR, VERSION_GRAMMAR])
 def test_malformed_number_is_scanned_only_once(text: str, grammar: Grammar) -> None:
-    """Read again from each of them, it took an hour in which nobody was answered."""
+    """Regression: rescanning from each digit blocked the server for an hour."""
     with pytest.raises(HanzoError):
         parse_filter(text, grammar)
 

@@ -1,4 +1,4 @@
-"""Deployments: one for each promotion, one serving for each name, and after a failure the registry says what is served."""
+"""Deployments: one per promotion, one serving per model, and failures restore the served version."""
 
 import threading
 from pathlib import Path
@@ -86,7 +86,7 @@ def deploying(tmp_path: Path, database: Database, monkeypatch: pytest.MonkeyPatc
 
 
 def serve(deploying: Deploying, number: int) -> None:
-    """Version `number` serves: its deployment succeeded."""
+    """Deploy version `number` successfully."""
     promotion = deploying.promote(number)
     end(deploying.house.database, begin(deploying.house.database, number, promotion.seq))
 
@@ -133,7 +133,10 @@ def test_an_export_with_a_flipped_bit_is_not_deployed_and_the_reason_names_the_f
 
 
 def test_two_failed_promotions_leave_the_served_version_in_production(deploying: Deploying) -> None:
-    """The second promotion came before the first was deployed: what it replaced in the registry never served."""
+    """The second promotion came before the first was deployed.
+
+    The version that it replaced in the registry had never served.
+    """
     for run in ("r1", "r2", "r3"):
         deploying.register(run)
     serve(deploying, 1)
@@ -195,7 +198,7 @@ def test_undeploy_withdraws_the_deploying_version_with_the_served_one(deploying:
 
 @pytest.mark.parametrize("seen", [False, True], ids=["before the engine was told", "after it"])
 def test_deployment_that_completes_after_its_withdrawal_is_withdrawn_again(deploying: Deploying, seen: bool) -> None:
-    """The engine may have loaded it after it was asked to let go: it is asked again."""
+    """The engine may have loaded it after the withdrawal request, so the request is repeated."""
     database = deploying.house.database
     deploying.register("r1")
     promotion = deploying.promote(1)
@@ -221,7 +224,7 @@ def test_death_of_a_worker_deploying_a_withdrawn_version_leaves_it_withdrawing(d
 
 
 def test_a_renamed_model_is_deployed_under_its_new_name(deploying: Deploying, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its run was looked for under the old one: it was in production for good, and nothing served it."""
+    """Regression: its run was searched under the old name, so the production version never served."""
     database = deploying.house.database
     deploying.plane.jobs.submit(name="m", config={"model": "m"}, user="u", organization="default", id="r1")
     deploying.register("r1")
@@ -243,14 +246,14 @@ def test_a_renamed_model_is_deployed_under_its_new_name(deploying: Deploying, mo
 
 
 def lose(database: Database) -> None:
-    """The engine does not have any more what the record says that it serves."""
+    """Record that the engine lost the deployment that it should serve."""
     with database.write() as connection:
         (served,) = deployments.list_in_production(connection)
         assert deployments.mark_lost(connection, served, "the engine does not know it")
 
 
 def test_lost_deployment_that_cannot_be_restored_is_withdrawn(deploying: Deploying) -> None:
-    """Its state still names it: once its file is mended, it would serve what nobody has in production."""
+    """Otherwise it would serve a version outside production once its file is repaired."""
     deploying.register("r1")
     serve(deploying, 1)
     promotion = deploying.house.events("model.promoted")[-1]
@@ -290,7 +293,7 @@ def test_deployment_replaced_meanwhile_is_not_marked_lost(deploying: Deploying) 
 
 
 def test_end_of_a_deployment_waits_for_an_uncommitted_withdrawal(database: Database) -> None:
-    """Whoever ended the deployment had read its row before: it served for good what the registry had taken out."""
+    """Regression: it used a row read before the withdrawal, so a withdrawn version kept serving."""
     row = begin(database, 1, 10)
     served: list[bool] = []
 
@@ -308,14 +311,14 @@ def test_end_of_a_deployment_waits_for_an_uncommitted_withdrawal(database: Datab
 
 
 def test_abandoned_deployment_is_replaced_by_a_later_one(database: Database) -> None:
-    """It was `deploying` for good: its version could not be deleted, and each look tried its deployment again."""
+    """Regression: it stayed `deploying`, blocked deletion of its version, and was retried on each poll."""
     begin(database, 1, 10)
     end(database, begin(database, 2, 11))
     assert (serving(database), state(database, 10)) == (2, ("replaced", ""))
 
 
 def test_superseded_deployment_is_marked_replaced_once(deploying: Deploying) -> None:
-    """Its worker died, and somebody promoted another version before the next one began."""
+    """Its worker died, and another version was promoted before the next worker started."""
     database = deploying.house.database
     for run in ("r1", "r2"):
         deploying.register(run)

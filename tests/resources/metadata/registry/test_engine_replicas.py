@@ -1,4 +1,4 @@
-"""What replicas shall serve follows from the deployments; their reports count while they are recent."""
+"""Engine replicas: wanted versions follow from the deployments; only recent reports count."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Deploying to replicas that pull, from the control plane: the asset waits for their reports, and rolls back by them."""
+"""Deployment to pulling replicas: the asset waits for their reports and rolls back accordingly."""
 
 import threading
 from collections.abc import Callable
@@ -35,7 +35,7 @@ def load(file: DeploymentFile) -> dict[str, Any]:
 
 
 class Replicas:
-    """Replicas that report of each wanted deployment as their function says."""
+    """Replicas that report on each wanted deployment what a function returns."""
 
     def __init__(self, database: Database, **answers: Answer) -> None:
         self.database, self.answers = database, answers
@@ -166,7 +166,7 @@ def test_version_that_was_rolled_back_does_not_count_as_a_difference(deploying: 
 
 
 def test_failure_of_an_earlier_attempt_does_not_count(deploying: Deploying, database: Database) -> None:
-    """The run that deploys was killed and is retried: replicas try once more."""
+    """The deploying run was killed and is retried: replicas try once more."""
     promotion = deploying.promote(1)
     with Replicas(database, a=lambda file: fail(file) if file.attempt == 1 else serve(file)) as replicas:
         with database.write() as connection:
@@ -180,7 +180,7 @@ def test_failure_of_an_earlier_attempt_does_not_count(deploying: Deploying, data
 
 
 def reports(database: Database) -> dict[str, str]:
-    """What each replica reports of the one wanted deployment."""
+    """Return what each replica reports on the one wanted deployment."""
     with database.read() as connection:
         replicas = engine_replicas.list_live_replicas(connection)
     return {replica.id: each["status"] for replica in replicas for each in replica.report["deployments"]}

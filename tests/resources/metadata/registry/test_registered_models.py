@@ -1,4 +1,4 @@
-"""Models and versions as clients make them: numbers, stages, what is served, copies, organizations, all at once."""
+"""Registered models and versions: numbers, stages, serving, copies, organizations and concurrency."""
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -82,7 +82,7 @@ def test_pointer_is_not_the_last_accepted_version(office: Office) -> None:
 
 
 def test_version_restored_to_production_loses_its_canary_tags(office: Office) -> None:
-    """Somebody had made one of it meanwhile; MLflow's clients read the stage from its tags."""
+    """It became a canary meanwhile, and MLflow's clients read the stage from the tags."""
     for run in ("r1", "r2"):
         office.register(run)
     for number, stage in ((1, "production"), (2, "production"), (1, "canary")):
@@ -93,7 +93,7 @@ def test_version_restored_to_production_loses_its_canary_tags(office: Office) ->
 
 
 def test_quarantined_version_can_be_neither_aliased_nor_copied(office: Office, tmp_path: Path) -> None:
-    """A loader that asks for the alias serves it; a copy was ready, and needed no force to go to production."""
+    """Regression: a loader could serve it by alias, and its copy was promotable without force."""
     store = Store(StoreAddress(root=tmp_path.as_uri(), buckets={}))
     office.register("r1", quarantine="accuracy is worse")
 
@@ -134,7 +134,7 @@ def test_archiving_a_stage_archives_the_others_in_it(office: Office, monkeypatch
     office.promote(3, "staging", archive=("staging", "canary"))
     assert office.stages() == {1: "archived", 2: "archived", 3: "staging"}
     assert office.events("model.promoted")[-1].payload["archived"] == [1, 2]
-    # One change, one time: who reads the times can tell what came with what.
+    # One change has one timestamp, so that readers can correlate the changed versions.
     assert len({office.registry.read(model(), number).updated_at for number in (1, 2, 3)}) == 1
 
 
@@ -238,7 +238,7 @@ def test_other_organization_can_neither_read_nor_change_a_model(office: Office) 
 
 
 def test_models_of_one_name_in_two_organizations_are_independent(office: Office) -> None:
-    """Numbers, stages, aliases, tags, copies, deletion and what a name gave out before: each has its own."""
+    """Numbers, stages, aliases, tags, copies, deletion and used version numbers are separate."""
     theirs = model("m", "rival")
     models, registry = office.models, office.registry
     for _ in range(2):
@@ -306,7 +306,7 @@ def test_every_change_has_its_event(office: Office) -> None:
 
 @pytest.mark.slow
 def test_concurrent_promotions_and_registrations_keep_one_production_version(office: Office) -> None:
-    """Eight threads: never two in production, numbers without a gap, no exception, and events that tell the same story."""
+    """Eight threads: at most one in production, gapless numbers, no exception, consistent events."""
     threads, rounds = 8, 12
     for _ in range(threads):
         office.point()

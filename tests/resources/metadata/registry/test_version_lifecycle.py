@@ -1,4 +1,4 @@
-"""The registry: versions without gaps, one in production at most, no way past the gate, and the truth after a rollback."""
+"""Version lifecycle: gapless numbers, one production version, enforced gate, correct state after rollback."""
 
 import subprocess
 import sys
@@ -214,7 +214,7 @@ def test_failed_deployment_restores_the_previous_production_version(house: House
     assert house.stages() == {1: "production", 2: "staging"}
     (event,) = house.events("model.restored")
     assert {"version": 2, "restored": 1, "reason": "it answered nonsense"}.items() <= event.payload.items()
-    assert len(house.events("model.promoted")) == 2  # nobody deploys again what serves already
+    assert len(house.events("model.promoted")) == 2  # a version that serves already is not deployed again
 
 
 def test_a_first_deployment_that_failed_leaves_nothing_in_production(house: House) -> None:
@@ -282,7 +282,7 @@ def test_concurrent_processes_keep_one_production_version_and_gapless_numbers(
     stages = house.stages()
     assert list(stages.values()).count("production") == 1
     assert sorted(stages) == list(range(1, 3 + 45 + 1))
-    # The events tell the same story: each promotion replaced the one before it.
+    # The events are consistent: each promotion replaced the one before it.
     serving = None
     for event in house.events("model.promoted"):
         assert event.payload["replaced"] == serving

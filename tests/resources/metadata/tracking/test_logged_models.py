@@ -1,4 +1,4 @@
-"""Logged models: what is kept, what is refused, how they are found, and the events that go with them."""
+"""Logged models: storage, refusals, search and events."""
 
 import math
 
@@ -27,7 +27,7 @@ def tracking(database: Database) -> Tracking:
 
 
 def found(tracking: Tracking, text: str = "", *datasets: MeasuredOn, orders: tuple[ModelOrder, ...] = ()) -> str:
-    """The names of what a search finds, one model a page."""
+    """Return the names that a search finds, reading one model per page."""
     names: list[str] = []
     token: str | None = None
     while True:
@@ -109,7 +109,7 @@ def test_run_lists_its_input_and_output_models(tracking: Tracking) -> None:
     with pytest.raises(HanzoError, match="'model_id' exceeds"):
         tracking.logged_models.log_outputs("run", {made: 9, "m" * 257: 1})
     assert tracking.run_search.get(tracking.runs.get("run")).models == models
-    # One that this server does not know may be another tracking server's.
+    # An unknown model may belong to another tracking server.
     tracking.inputs.log("run", [], ["m-elsewhere"])
     assert tracking.run_search.get(tracking.runs.get("run")).models == [*models, RunModel("m-elsewhere", "input", 0)]
     tracking.runs.delete("run")
@@ -159,7 +159,7 @@ def test_models_are_found_by_filter_and_order(tracking: Tracking, database: Data
     assert found(tracking, "metrics.acc > 0.8", MeasuredOn("train")) == ""
     assert sorted(found(tracking, "", MeasuredOn("test"))) == ["a", "b", "c"]
     assert sorted(found(tracking, "", MeasuredOn("test", "2"))) == ["b", "c"]
-    # The newest point of a is that on train; NaN comes after numbers, absence after NaN.
+    # The newest point of a is that on train; NaN comes after numbers, missing values after NaN.
     assert found(tracking, orders=(ModelOrder("metrics.acc"),)) == "abcd"
     assert found(tracking, orders=(ModelOrder("metrics.acc", ascending=False),)) == "bacd"
     assert found(tracking, orders=(ModelOrder("metrics.acc", True, MeasuredOn("test")),)) == "bacd"
@@ -189,7 +189,7 @@ def test_a_token_of_another_search_is_refused(tracking: Tracking) -> None:
     conditions = parse_filter("name = 'm'", LOGGED_MODEL_GRAMMAR)
     with pytest.raises(HanzoError, match=r"^Filter string in the page token does not match"):
         search([0], conditions=conditions, limit=1, page_token=token)
-    # This order has a position of another length.
+    # This order has a page token position of another length.
     with pytest.raises(HanzoError, match=r"^Order by in the page token does not match"):
         search([0], orders=[ModelOrder("metrics.acc")], limit=1, page_token=token)
     with pytest.raises(HanzoError, match=r"^Invalid page token"):

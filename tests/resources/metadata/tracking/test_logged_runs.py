@@ -1,4 +1,4 @@
-"""What a search returns of each run is what is in the tables, to the last bit, however it is read."""
+"""Run search returns exactly the stored values, to the last bit, on every read path."""
 
 import math
 
@@ -20,7 +20,10 @@ RUNS = 7
 
 @pytest.fixture
 def tracking(database: Database) -> Tracking:
-    """Runs with awkward values under keys that are not written in their order, one with nothing, and some with inputs."""
+    """Create runs with difficult values, one empty run, and some runs with inputs.
+
+    The keys are not written in their sort order.
+    """
     tracking = Tracking(database)
     tracking.experiments.ensure_default()
     for number in range(RUNS):
@@ -56,7 +59,7 @@ def test_runs_are_read_with_their_stored_params_tags_and_metrics(
         assert list(logged.params.items()) == stored(database, params, run_id, "key", "value")
         assert list(logged.tags.items()) == stored(database, run_tags, run_id, "key", "value")
         points = [point[:5] for point in logged.metrics]
-        # The text tells -0.0 from 0.0, and True from 1.
+        # repr distinguishes -0.0 from 0.0 and True from 1.
         assert repr(points) == repr(stored(database, latest_metrics, run_id, "key", "value", "step", "timestamp", "is_nan"))
         assert logged == tracking.run_search.get(logged.run)
     assert datasets(found) == {"r2": ["b", "a"], "r5": ["a"]}

@@ -1,4 +1,4 @@
-"""Samples of a history: evenly spread as NTILE spreads them, the first and the last point always among them."""
+"""Sampled metric histories: evenly spread like NTILE, including the first and last points."""
 
 import math
 
@@ -26,7 +26,7 @@ def sampled(tracking: Tracking, key: str, limit: int, steps: StepRange | None = 
 
 
 def first_of_each_part(count: int, parts: int) -> list[int]:
-    """What NTILE means, counted out."""
+    """Return the first point of each part, computed from the definition of NTILE."""
     size, longer = divmod(count, parts)
     lengths = [size + 1] * longer + [size] * (parts - longer)
     return [sum(lengths[:part]) for part in range(parts) if lengths[part]]

@@ -1,4 +1,4 @@
-"""A run's revision moves with everything that it logs; what is kept by it is given out for that revision alone."""
+"""Run revisions: every logged value changes the revision, and cached renderings belong to one revision."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -71,7 +71,7 @@ def test_refused_write_does_not_change_the_revision(tracking: Tracking) -> None:
 
 
 def test_every_new_run_has_a_distinct_revision(tracking: Tracking) -> None:
-    """The id of a run may be chosen, and a store may be emptied under a server."""
+    """Clients may choose run ids, and a store may be emptied under a running server."""
     revisions = {tracking.runs.create(0, run_id=f"r{number}").revision for number in range(20)}
     assert len(revisions) == 20
 

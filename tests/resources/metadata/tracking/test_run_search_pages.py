@@ -1,4 +1,4 @@
-"""Pages of a search: they join without gap or repetition whatever the order, and whatever is written meanwhile."""
+"""Search pages join without gap or repetition, in any order and during concurrent writes."""
 
 import itertools
 import math
@@ -18,7 +18,10 @@ LOSSES = (0.5, None, math.nan, 0.25, 0.5, None, math.nan, -1.0, math.inf, 0.5)
 
 
 def ten_runs(database: Database) -> Tracking:
-    """Ten runs with ties, NaN, infinity and absent values, of which every other started in the same millisecond."""
+    """Create ten runs with ties, NaN, infinity and missing values.
+
+    Every other run started in the same millisecond.
+    """
     tracking = Tracking(database)
     tracking.experiments.ensure_default()
     for number, loss in enumerate(LOSSES):
@@ -104,7 +107,7 @@ def test_a_token_of_another_order_is_refused(tracking: Tracking) -> None:
 
 
 def test_logged_values_are_looked_up_by_run_without_a_table_scan(sqlite_url: str) -> None:
-    """No table of what runs logged is read from end to end: that would cost more with every metric of every other run."""
+    """Otherwise the cost would grow with every metric of every other run."""
     database = Database(sqlite_url)
     tracking = ten_runs(database)
     statements: list[str] = []
@@ -130,7 +133,7 @@ def test_order_values_are_looked_up_only_for_filtered_runs(sqlite_url: str) -> N
 
 
 def plan_of(database: Database, statement: str) -> list[str]:
-    """Which tables SQLite reads for a statement, in the order in which it does."""
+    """Return the tables that SQLite reads for a statement, in order."""
     with database.read() as connection:
         plan = [str(row.detail) for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}")]
     return [step for step in plan if step.startswith(("SCAN", "SEARCH"))]

@@ -1,4 +1,4 @@
-"""Runs, params, tags and metrics: what is kept, what is refused, and the events that go with it."""
+"""Runs, params, tags and metrics: storage, refusals and events."""
 
 import math
 import threading
@@ -55,7 +55,7 @@ def test_a_failed_creation_leaves_the_callers_transaction_usable(tracking: Track
 
 
 def test_concurrent_ensure_creates_an_experiment_once(tracking: Tracking) -> None:
-    """The second of two sweeps, or jobs, in a new experiment was refused, for it exists already."""
+    """Regression: the second of two jobs or sweeps in a new experiment was refused."""
     together = threading.Barrier(8, timeout=30)
 
     def ensure(_: int) -> int:
@@ -119,7 +119,7 @@ def test_param_accepts_only_its_first_value_again(tracking: Tracking, run_id: st
 
 
 def test_refusal_keeps_the_prepared_statements_of_the_connection(tracking: Tracking, run_id: str) -> None:
-    """psycopg deallocates all at a rollback, once it has prepared one of its own, which it does at the sixth query."""
+    """From the sixth query on psycopg prepares statements, and deallocates them all at a rollback."""
     for step in range(3):
         for _ in range(7):
             tracking.runs.get(run_id)
@@ -133,7 +133,7 @@ def test_refusal_keeps_the_prepared_statements_of_the_connection(tracking: Track
 
 
 def test_a_refusal_names_every_param_that_would_change(tracking: Tracking, run_id: str) -> None:
-    """In MLflow's words, which are others for a param that comes alone."""
+    """MLflow uses another message for a single param."""
     tracking.run_data.log_batch(run_id, params=[("lr", "0.1"), ("seed", "1")])
     changes = "[{'key': 'lr', 'old_value': '0.1', 'new_value': '0.2'}, {'key': 'seed', 'old_value': '1', 'new_value': '2'}]"
     with pytest.raises(HanzoError) as refusal:
@@ -188,7 +188,7 @@ def test_history_pages_join_without_gap_or_repetition(tracking: Tracking, run_id
 
 
 def test_history_is_in_mlflow_order(tracking: Tracking, run_id: str) -> None:
-    """By time, not by step: a run that went on from an earlier step has logged that step later."""
+    """Order is by time, not step: a resumed run logs earlier steps later."""
     first, again = metric_point("loss", 1.0, 5, 1000), metric_point("loss", 2.0, 0, 2000)
     same_time = [metric_point("loss", value, step, 3000) for step, value in ((1, 2.0), (2, 0.0), (2, 1.0))]
     tracking.run_data.log_batch(run_id, [*reversed(same_time), again, first])

@@ -1,4 +1,4 @@
-"""MLflow's filter and order language: what it finds, in which order, and what it refuses."""
+"""MLflow's filter and order language: results, their order, and refusals."""
 
 import math
 

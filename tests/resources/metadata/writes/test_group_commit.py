@@ -1,4 +1,4 @@
-"""The writer's thread: everything given to it is answered, after its commit or with the reason."""
+"""Group commit thread: every write is answered after its commit or with an error."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -26,7 +26,7 @@ def tracking(database: Database) -> Tracking:
 
 
 def writing(database: Database, test: Test) -> None:
-    """Runs a test in an event loop with a writer, which is closed after it."""
+    """Run a test in an event loop with a writer, which is closed afterwards."""
 
     async def run() -> None:
         writer = RunWriter(database)
@@ -48,7 +48,7 @@ async def answers(writer: RunWriter, writes: Sequence[RunWrite]) -> list[BaseExc
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_transaction_with_a_lost_connection_raises_operational_error(database: Database) -> None:
-    """Whoever is told of its rollback must not ask for the connection: the answer would be a 500 instead of a 503."""
+    """Rollback must not use the lost connection: the response would be 500, not 503."""
     with pytest.raises(OperationalError), database.write() as connection, database.write() as other:
         [[pid]] = connection.exec_driver_sql("SELECT pg_backend_pid()")
         other.exec_driver_sql(f"SELECT pg_terminate_backend({pid})")

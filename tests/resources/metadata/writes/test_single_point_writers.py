@@ -1,4 +1,4 @@
-"""A point that is alone goes the short way: it must mean what the group writer means."""
+"""Fast path for single metric points: equivalent to the group writer."""
 
 import asyncio
 import random
@@ -134,7 +134,7 @@ def test_connection_lost_during_a_statement_loses_no_point(database: Database, t
 
 @on_postgresql
 def test_connection_lost_while_idle_is_replaced_before_the_next_point(database: Database, tracking: Tracking) -> None:
-    """And is watched no more: the loop would be told of its end again and again."""
+    """It is also no longer watched: the event loop would report its end repeatedly."""
     tracking.run_data.log_metric("short", metric_point("loss", 1.0, 0, 0))
 
     async def test(points: SinglePointStore) -> None:
@@ -192,7 +192,7 @@ def test_fast_path_does_not_wait_for_another_writers_lock(database: Database, tr
     async def test(points: SinglePointStore) -> None:
         assert await points.store(point("short", 1))
         with database.write():
-            # It would never end: the one who holds the lock waits here.
+            # Waiting would deadlock: the holder of the lock waits here.
             assert not await points.store(point("short", 2))
         assert await points.store(point("short", 2))
 
@@ -214,7 +214,7 @@ def test_write_ahead_log_size_is_bounded(database: Database, tracking: Tracking)
             sizes.append(log.stat().st_size)
         await asyncio.to_thread(writer.close)
         assert max(sizes) == sizes[-1] > 1000 * 4096, "it was long enough to be checkpointed"
-        # To a few pages, and not to the last one: in one round more of the index splits than in another.
+        # Equal to a few pages only: the number of index splits varies between rounds.
         assert sizes[-1] - sizes[4 * CHECKPOINT_INTERVAL] < 10 * 4096, "and was begun anew since"
 
     with_points(database, test)
@@ -222,7 +222,7 @@ def test_write_ahead_log_size_is_bounded(database: Database, tracking: Tracking)
 
 
 def test_concurrent_writers_neither_lose_nor_duplicate_points(database: Database, tracking: Tracking) -> None:
-    """Two servers log to one series at once, each what the other one does too."""
+    """Two servers write the same points to one series at the same time."""
 
     async def test(points: SinglePointStore) -> None:
         writers = [RunWriter(database), RunWriter(database)]

@@ -1,4 +1,4 @@
-"""A group of writes: what it leaves behind is what its writes would have left one after another."""
+"""Group of writes: leaves the same state as its writes executed one after another."""
 
 from collections.abc import Sequence
 from uuid import uuid4
@@ -89,7 +89,7 @@ def check_against_the_rules(
     drawn: Sequence[tuple[str, list[MetricPoint], dict[str, str], dict[str, str]]],
     answers: Sequence[str],
 ) -> None:
-    """The rules once more, as simple as they can be said."""
+    """Check a result against the simplest formulation of the rules."""
     stored: dict[str, list[MetricPoint]] = {}
     params: dict[str, dict[str, str]] = {}
     for (run, metrics, new, _), answer in zip(drawn, answers, strict=True):

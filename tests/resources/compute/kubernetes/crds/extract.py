@@ -1,8 +1,8 @@
-"""Make the schemas in this folder from the CRDs of their projects: `python extract.py`. Needs Go and its module proxy.
+"""Extract the schemas in this folder from their projects' CRDs: `python extract.py`.
 
-Left out are descriptions, which are most of their size, and the Job in a JobSet: that one is checked by Kubernetes' own
-schema. Coscheduling's module cannot be had from the proxy; `podgroups.scheduling.x-k8s.io.json` is written by hand from the
-reference of scheduler-plugins v0.34.7.
+Needs Go and its module proxy. Omitted are descriptions, which are most of the size, and the Job inside a JobSet, which
+is checked against Kubernetes' own schema. The proxy does not serve the Coscheduling module:
+`podgroups.scheduling.x-k8s.io.json` is written by hand from the reference of scheduler-plugins v0.34.7.
 """
 
 import json

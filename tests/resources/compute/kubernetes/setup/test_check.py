@@ -1,4 +1,4 @@
-"""What a cluster lacks, and the command that mends it; whoever reads it sees each thing once."""
+"""Cluster check: missing requirements, each reported once with the command that fixes it."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Queues and roles of a cluster: objects that the API server accepts, with the quota and the verbs that jobs need."""
+"""Cluster queues and roles: valid objects with the quota and verbs that jobs need."""
 
 from pathlib import Path
 from typing import Any

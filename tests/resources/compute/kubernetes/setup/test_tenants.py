@@ -1,4 +1,4 @@
-"""Namespaces of organizations: what each has, and what the command refuses."""
+"""Namespaces of organizations: their objects, and what the setup command refuses."""
 
 import json
 from pathlib import Path
