@@ -1,4 +1,4 @@
-"""Names and folder sizes: what an engineer from elsewhere would search for, and a listing that can be read at once.
+"""Names that an engineer would search for, and folders of readable size.
 
 `naming_baseline.txt` holds the names that broke a rule when the rule was introduced. It may only shrink: a new name that
 breaks a rule fails, and so does an entry that is no longer needed.
@@ -72,7 +72,7 @@ def modules() -> Iterator[Path]:
 
 
 def names(path: Path) -> Iterator[tuple[str, bool]]:
-    """The module's own name, its functions, classes, parameters and constants; and whether it stands for a whole idea."""
+    """Names in a module, and whether each is a function, class or module."""
     if path.stem != "__init__":
         yield path.stem, True
     tree = ast.parse(path.read_text())

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("recipes", "resources", "hanzo_ml", "hanzo_ml_assets", "sensors", "api", "deploy", "benchmarks")
+FOLDERS = ("recipes", "resources", "hanzo_ml", "hanzo_ml_assets", "sensors", "api", "deploy", "benchmarks", "tests")
+TESTS = ROOT / "tests"
 PINNED = ROOT / "resources" / "metadata" / "migrations" / "versions"
 """Migrations that landed are never changed, not even their prose."""
 STORED = ("lines of the version, by all that is asked",)
@@ -79,21 +80,25 @@ def test_rules_accept_standard_prose() -> None:
 
 def findings_by_file() -> dict[str, list[str]]:
     found = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".yaml")]
-    paths = [path for path in found if PINNED not in path.parents]
+    texts = {path: path.read_text() for path in sorted(found) if PINNED not in path.parents}
     return {
-        path.relative_to(ROOT).as_posix(): python_findings(path.read_text(), path.stem)
-        if path.suffix == ".py"
-        else yaml_findings(path.read_text())
-        for path in sorted(paths)
+        path.relative_to(ROOT).as_posix(): yaml_findings(text)
+        if path.suffix == ".yaml"
+        else python_findings(text, path.stem, strings=TESTS not in path.parents)
+        for path, text in texts.items()
     }
 
 
-def python_findings(source: str, module: str = "") -> list[str]:
-    """Findings of one module as `line: what`, in the order of the lines."""
+def python_findings(source: str, module: str = "", *, strings: bool = True) -> list[str]:
+    """Findings of one module as `line: what`, in the order of the lines.
+
+    With `strings` in all strings, else in docstrings alone.
+    """
     tree = ast.parse(source)
     found = [*summary_findings(tree, source, module)]
-    texts = [*string_texts(tree)]
-    if any(rule.search(re.sub(r"\n\s*#", " ", source)) for rule in (VAGUE, CITATION)):  # tokenizing costs the most
+    texts = [*string_texts(tree)] if strings else [*docstring_texts(tree)]
+    possible = " ".join(line.partition("#")[2] for line in source.splitlines() if "#" in line)
+    if any(rule.search(re.sub(r"\s+#?\s*", " ", possible)) for rule in (VAGUE, CITATION)):  # tokenizing costs the most
         texts += comment_texts(source)
     found += [(line, finding) for line, text in texts for finding in text_findings(text)]
     return [f"{line}: {finding}" for line, finding in sorted(found, key=lambda item: item[0])]
@@ -128,6 +133,14 @@ def string_texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
         is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value.strip()
         if is_text and node.value not in STORED:
             yield node.lineno, node.value
+
+
+def docstring_texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Docstrings, those of assignments among them. Other strings of a test are its data."""
+    for node in ast.walk(tree):
+        for statement in getattr(node, "body", ()) if not isinstance(node, ast.Lambda | ast.IfExp) else ():
+            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+                yield statement.lineno, str(statement.value.value)
 
 
 def comment_texts(source: str) -> Iterator[tuple[int, str]]:
