@@ -17,9 +17,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from jwt.algorithms import ECAlgorithm
 
-from deploy.demo_cluster import NAMESPACE, SECRET, SIGN_IN, SIGN_IN_KEY, DemoCluster, wait_for_api
+from deploy.demo_cluster import NAMESPACE, RECIPE, SECRET, SIGN_IN, SIGN_IN_KEY, DemoCluster, wait_for_api
 from recipes.contracts.recipe import Recipe
-from recipes.export.base_model import resolve_base_model
 from recipes.storage.artifact_store import Store
 from recipes.storage.base_model_folder import hash_model_folder
 from tests.cluster.cluster import ROOT, Cluster
@@ -78,8 +77,9 @@ class ExternalInstallation:
 
     def delete(self) -> None:
         """Run `kubectl delete -k`: it deletes namespaces with their contents."""
-        for namespace in (JOBS_NAMESPACE, NAMESPACE):
-            self.cluster.kubectl("delete", "jobsets,jobs,pods", "--all", f"--namespace={namespace}", "--now", "--wait=false")
+        for kinds in ("deployments,jobsets,jobs", "pods"):  # else what makes pods makes others, with all of their grace
+            for namespace in (JOBS_NAMESPACE, NAMESPACE):
+                self.cluster.kubectl("delete", kinds, "--all", f"--namespace={namespace}", "--now", "--wait=false")
         self.cluster.kubectl("delete", f"--kustomize={self.demo.overlay}", "--ignore-not-found", "--timeout=240s")
         for namespace in (JOBS_NAMESPACE, NAMESPACE):
             self.cluster.kubectl("delete", "persistentvolume", f"{CLAIM}-{namespace}", "--ignore-not-found")
@@ -102,12 +102,13 @@ class ExternalInstallation:
                 yield http
 
     def store_base_model(self, scratch: Path) -> dict[str, str]:
-        """Store a tiny model in the object store; return it as a recipe names it."""
+        """Store a tiny model in the object store as that of a package, and return it as a recipe names it."""
         folder = make_tiny_model(scratch / "model")
-        reference = {"uri": folder.as_uri(), "sha256": hash_model_folder(folder)}
-        recipe = Recipe.named("smollm2-135m-lora").changed({"base_model": reference})
+        reference = {"uri": "pypi://tiny-llama", "sha256": hash_model_folder(folder)}
+        named = Recipe.named(RECIPE).changed({"base_model": reference}).base_model
+        assert named.artifact_uri is not None
         keys = {name: self.cluster.s3.variables[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
-        resolve_base_model(recipe.base_model, Store(self.demo.settings.store, keys), scratch)
+        Store(self.demo.settings.store, keys).publish(folder, named.artifact_uri, "base", facts=reference)
         return reference
 
     def _write_overlay(self, checkout: Path, tag: str) -> None:
