@@ -266,6 +266,7 @@ def test_version_serves_again_after_down_and_up(stack: LocalStack, served: int) 
     assert stack.hanzo_ml("model", "prove", NAME, str(served)).returncode == 0
 
 
+@pytest.mark.slow
 def test_reset_cursor_repeats_no_finished_work(stack: LocalStack, baseline: Baseline, served: int) -> None:
     before = run_count(stack)
     for sensor in ("split_new_versions", "start_submitted_jobs", "evaluate_completed_jobs", "deploy_promotions"):

@@ -117,6 +117,7 @@ def test_lost_launcher_ends_the_gang_and_is_named(launch: Launch, killed: int, l
     assert gang.cluster_job.exit_document(1).reason is ExitReason.NODE_LOST
 
 
+@pytest.mark.slow
 def test_silent_launcher_is_lost_after_ten_seconds(launch: Launch) -> None:
     gang = launch(COUNT)
     gang.wait_for_output("begins on")
@@ -125,6 +126,7 @@ def test_silent_launcher_is_lost_after_ten_seconds(launch: Launch) -> None:
     assert "node 1 (pod pod-1 on node machine-1) sent no heartbeat for 10 s" in gang.cluster_job.attempts()[0].message
 
 
+@pytest.mark.slow
 def test_killed_program_is_distinguished_from_its_consequences(launch: Launch) -> None:
     gang = launch(COUNT)
     gang.wait_for_output("begins on")
@@ -150,6 +152,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_stalled_gang_ends_at_its_limit_naming_the_hanging_rank(
     launch: Launch, tmp_path: Path, server: ServerProcess
 ) -> None:
@@ -243,6 +246,7 @@ def test_foreign_pod_with_another_token_cannot_join(launch: Launch) -> None:
         stranger.wait()
 
 
+@pytest.mark.slow
 def test_log_survives_a_store_outage(launch: Launch, tmp_path: Path) -> None:
     gang = launch("import time\nfor number in range(12):\n  print('line', number, flush=True); time.sleep(1)", nodes=1)
     gang.wait_for_output("line 1")
