@@ -110,9 +110,7 @@ class Scheduler(Section):
         ("nvidia-a100-80gb", "nvidia-a100-40gb", "nvidia-h100-80gb"),
         description="GPU types that jobs may ask for on a cluster",
     )
-    max_concurrent_jobs: int = Field(
-        32, ge=1, description="jobs that run at a time on a cluster, checked at submission"
-    )
+    max_concurrent_jobs: int = Field(32, ge=1, description="jobs that run at a time on a cluster, checked at submission")
     jobs_at_once: int | None = Field(
         None,
         ge=1,
