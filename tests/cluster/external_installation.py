@@ -102,7 +102,7 @@ class ExternalInstallation:
                 yield http
 
     def store_base_model(self, scratch: Path) -> dict[str, str]:
-        """Store a tiny model as the base model of a package; return its reference for a recipe."""
+        """Store a tiny model as that of a package, and return its reference."""
         folder = make_tiny_model(scratch / "model")
         reference = {"uri": "pypi://tiny-llama", "sha256": hash_model_folder(folder)}
         named = Recipe.named(RECIPE).changed({"base_model": reference}).base_model
