@@ -34,7 +34,7 @@ It lists what Hanzo ML has to do, and the tests that guard each requirement or a
 {guarded} of {total} requirements have a test. Where the table says "no test", nothing guards the requirement, and it may
 not be met. A test names its requirements with the marker `@pytest.mark.requirement("V1", "V7")`.
 
-To run the tests of one requirement, pass the names beside it to pytest. For {example}:
+To run the tests of one requirement, pass its test names to pytest. For {example}:
 
 ```console
 $ python -m pytest -q {command}
