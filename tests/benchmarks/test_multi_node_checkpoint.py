@@ -42,7 +42,7 @@ def test_benchmark_exits_when_a_machine_fails(s3: S3Server, capfd: pytest.Captur
     """
     with pytest.raises(SystemExit, match="2 of 2 machines failed"):
         measure(machines(3), s3.url, SPAWNED)
-    assert "the checkpoint did not become whole" in capfd.readouterr().err
+    assert "the checkpoint is incomplete" in capfd.readouterr().err
 
 
 def test_benchmark_prints_both_strategies_and_their_ratio(

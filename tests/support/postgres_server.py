@@ -63,6 +63,11 @@ class PostgresServer:
                 user=self._user,
                 cwd=self.folder,
             )
+        self.wait_until_ready()
+
+    def wait_until_ready(self) -> None:
+        """Wait until it accepts connections, after a start or while it recovers from a crash."""
+        assert self._process is not None
         deadline = time.monotonic() + STARTS_WITHIN
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:

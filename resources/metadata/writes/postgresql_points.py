@@ -15,6 +15,7 @@ from psycopg.pq import ExecStatus
 from sqlalchemy import Engine, PoolProxiedConnection
 from sqlalchemy.exc import SQLAlchemyError
 
+from resources.metadata.database import is_readable
 from resources.metadata.writes.write_decisions import RunWrite
 
 STATEMENT_NAME = b"next_point"
@@ -144,6 +145,10 @@ class _Connection:
         answered = self._answered
         try:
             self._pgconn.consume_input()
+            # uvloop reports a reset connection only once, even if a last message is still unread. A crashing backend sends
+            # one: its end must be read now, or the statement would wait forever.
+            while self._pgconn.is_busy() and is_readable(self._socket):
+                self._pgconn.consume_input()
         except psycopg.Error as error:
             self._unwatch()
             if answered is not None and not answered.done():

@@ -1,11 +1,15 @@
 """Fast path for single metric points: equivalent to the group writer."""
 
 import asyncio
+import os
 import random
+import signal
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from resources.errors import HanzoError
 from resources.metadata.audit_log import AuditedCall, make_tally
@@ -15,6 +19,7 @@ from resources.metadata.tracking.tracking import Tracking
 from resources.metadata.writes.group_commit import RunWriter, SinglePointStore, open_single_point_writer
 from resources.metadata.writes.sqlite import CHECKPOINT_INTERVAL
 from resources.metadata.writes.write_decisions import RunWrite, run_write
+from tests.support.postgres_server import PostgresServer
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -43,7 +48,7 @@ def with_points(database: Database, test: Callable[[SinglePointStore], Awaitable
         finally:
             points.close()
 
-    asyncio.run(run())
+    uvloop.run(run())  # the server's event loop
 
 
 def state(tracking: Tracking, run: str) -> object:
@@ -126,6 +131,30 @@ def test_connection_lost_during_a_statement_loses_no_point(database: Database, t
             await asyncio.sleep(0.1)
             holds_the_run.exec_driver_sql(END_ALL)
             assert not await call
+        assert await points.store(point("short", 2))
+
+    with_points(database, test)
+    assert len(tracking.metrics.history("short", "loss", 10).points) == 3
+
+
+@on_postgresql
+def test_backend_crash_before_it_reads_a_statement_loses_no_point(
+    database: Database, tracking: Tracking, postgres: PostgresServer
+) -> None:
+    """The backend sends a warning and closes: uvloop reports both once, and the call used to wait forever."""
+    tracking.run_data.log_metric("short", metric_point("loss", 1.0, 0, 0))
+
+    async def test(points: SinglePointStore) -> None:
+        assert await points.store(point("short", 1))
+        backend = points._connection._pgconn.backend_pid  # type: ignore[attr-defined]
+        os.kill(backend, signal.SIGSTOP)
+        call = asyncio.ensure_future(points.store(point("short", 2)))
+        await asyncio.sleep(0.1)
+        os.kill(backend, signal.SIGQUIT)
+        os.kill(backend, signal.SIGCONT)
+        time.sleep(0.5)  # blocks the loop, which then finds the message and the end together
+        assert not await call
+        await asyncio.to_thread(postgres.wait_until_ready)  # it restarts all backends
         assert await points.store(point("short", 2))
 
     with_points(database, test)
