@@ -372,7 +372,7 @@ class Alerts(Section):
 class Hpo(Section):
     """Defaults of sweeps."""
 
-    max_concurrent_trials: int = Field(8, ge=1, description="trials of a sweep at a time, where the sweep sets no number")
+    max_concurrent_trials: int = Field(8, ge=1, description="trials of a sweep at a time; a sweep may set fewer")
     default_strategy: Literal["grid", "random", "bayesian", "pbt", "successive_halving"] = Field(
         "bayesian", description="strategy of a sweep that sets none"
     )

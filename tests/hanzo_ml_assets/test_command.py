@@ -3,7 +3,6 @@
 The asset runs the program; job and run end with its status.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -35,18 +34,13 @@ from resources.metadata.tracking.run_search import RunSearch
 from resources.metadata.tracking.runs import Runs
 from resources.stack.detached_process import lock_folder
 from tests.api.waiting import wait_for
-from tests.support.migrated_database import migrate
+from tests.support.assets.control_plane import isolated_plane
 
 
 @pytest.fixture
 def plane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlPlane]:
-    for name in [name for name in os.environ if name.startswith("HANZO_ML_") and not name.endswith("_PORT")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("HANZO_ML_HOME", str(tmp_path / "home"))
-    plane = ControlPlane()
-    migrate(plane.database)
-    yield plane
-    plane.database.close()
+    with isolated_plane(tmp_path / "home", monkeypatch) as plane:
+        yield plane
 
 
 def submit(plane: ControlPlane, script: str, **keys: Any) -> JobRecord:

@@ -1,6 +1,5 @@
 """Repeated exports of a version: registered artifacts are never changed."""
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from resources.errors import HanzoError
 from resources.lineage.run_record import Environment, RunRecord, write_record
 from resources.metadata.jobs import JobRecord
 from resources.metadata.registry.version_lifecycle import ModelVersion
-from tests.support.migrated_database import migrate
+from tests.support.assets.control_plane import isolated_plane
 from tests.support.resources.model_versions import model, registration
 
 RUN = "r1"
@@ -34,27 +33,22 @@ RUN = "r1"
 
 @pytest.fixture
 def plane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlPlane]:
-    for name in [name for name in os.environ if name.startswith("HANZO_ML_") and not name.endswith("_PORT")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("HANZO_ML_HOME", str(tmp_path / "home"))
-    plane = ControlPlane()
-    migrate(plane.database)
-    environment = Environment(git_commit="0" * 40, git_dirty=False, lock_sha256="0" * 64, python="3")
-    ran = RunRecord(
-        run_id=RUN, model="m", dataset="d@1", recipe=Recipe.named("smollm2-135m-lora"), seed=1, environment=environment
-    )
-    plane.jobs.submit(name="m", config={"model": "m"}, user="u", organization="default", id=RUN)
-    plane.jobs.start(RUN)
-    trained = {
-        "run": write_record(plane.store, ran, {}),
-        "adapter": published(plane, tmp_path / "adapter", f"s3://hanzo-ml/runs/{RUN}/adapter", "adapter"),
-        "base": published(plane, tmp_path / "base", "s3://hanzo-models/base/b", "base"),
-    }
-    with plane.database.write() as connection:
-        plane.jobs.complete(connection, RUN, trained, 1.0)
-        plane.registry.register(connection, model(), registration(RUN), {"adapter": trained["adapter"]})
-    yield plane
-    plane.database.close()
+    with isolated_plane(tmp_path / "home", monkeypatch) as plane:
+        environment = Environment(git_commit="0" * 40, git_dirty=False, lock_sha256="0" * 64, python="3")
+        ran = RunRecord(
+            run_id=RUN, model="m", dataset="d@1", recipe=Recipe.named("smollm2-135m-lora"), seed=1, environment=environment
+        )
+        plane.jobs.submit(name="m", config={"model": "m"}, user="u", organization="default", id=RUN)
+        plane.jobs.start(RUN)
+        trained = {
+            "run": write_record(plane.store, ran, {}),
+            "adapter": published(plane, tmp_path / "adapter", f"s3://hanzo-ml/runs/{RUN}/adapter", "adapter"),
+            "base": published(plane, tmp_path / "base", "s3://hanzo-models/base/b", "base"),
+        }
+        with plane.database.write() as connection:
+            plane.jobs.complete(connection, RUN, trained, 1.0)
+            plane.registry.register(connection, model(), registration(RUN), {"adapter": trained["adapter"]})
+        yield plane
 
 
 def published(plane: ControlPlane, folder: Path, uri: str, text: str) -> Artifact:
