@@ -141,7 +141,10 @@ def test_connection_lost_during_a_statement_loses_no_point(database: Database, t
 def test_backend_crash_before_it_reads_a_statement_loses_no_point(
     database: Database, tracking: Tracking, postgres: PostgresServer
 ) -> None:
-    """The backend sends a warning and closes: uvloop reports both once, and the call used to wait forever."""
+    """The call used to wait forever.
+
+    The backend sends a warning and closes the connection: uvloop reports both by one event.
+    """
     tracking.run_data.log_metric("short", metric_point("loss", 1.0, 0, 0))
 
     async def test(points: SinglePointStore) -> None:
