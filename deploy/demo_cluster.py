@@ -82,6 +82,7 @@ class DemoCluster:
 
     def remove(self) -> None:
         """Remove everything, including data."""
+        self._end_pods()
         self.run("delete", "--filename=-", "--ignore-not-found", "--wait=false", document=self.render_queues())
         self.run("delete", f"--kustomize={self.overlay}", "--ignore-not-found", "--timeout=5m")
 
@@ -162,6 +163,15 @@ class DemoCluster:
     def try_run(self, *arguments: str, document: str | None = None) -> subprocess.CompletedProcess[str]:
         command = [*self.kubectl, *arguments]
         return subprocess.run(command, input=document, capture_output=True, text=True, check=False)
+
+    def _end_pods(self) -> None:
+        """End all pods without their grace period.
+
+        A training pod would save a checkpoint, for up to five minutes, to a store that is removed with it.
+        """
+        for kinds in ("deployments,jobsets,jobs", "pods"):  # owners first, or they recreate the pods
+            for namespace in self._names("Namespace"):
+                self.try_run("delete", kinds, "--all", f"--namespace={namespace}", "--now", "--wait=false")
 
     @property
     def _here(self) -> str:

@@ -50,15 +50,7 @@ class DemoInstallation:
         return self
 
     def __exit__(self, *_: object) -> None:
-        queues = yaml.safe_load_all(self.demo.render_queues())
-        for item in queues:
-            if item["kind"] in ("ClusterQueue", "ResourceFlavor", "WorkloadPriorityClass"):
-                self.cluster.kubectl("delete", item["kind"], item["metadata"]["name"], "--ignore-not-found", "--wait=false")
-        for kinds in ("deployments,jobsets,jobs", "pods"):  # owners first, or they recreate the pods
-            for namespace in (JOBS_NAMESPACE, NAMESPACE):
-                self.cluster.kubectl("delete", kinds, "--all", f"--namespace={namespace}", "--now", "--wait=false")
-        for namespace in (JOBS_NAMESPACE, NAMESPACE):
-            self.cluster.kubectl("delete", "namespace", namespace, "--wait=false")
+        self.demo.remove()
         for namespace in (JOBS_NAMESPACE, NAMESPACE):
             self.cluster.delete_namespace(namespace)
 

@@ -56,9 +56,6 @@ class ExternalInstallation:
         if not self.demo.overlay.exists():
             return
         self.delete()
-        for item in yaml.safe_load_all(self.demo.render_queues()):
-            if item["kind"] in ("ClusterQueue", "ResourceFlavor", "WorkloadPriorityClass"):
-                self.cluster.kubectl("delete", item["kind"], item["metadata"]["name"], "--ignore-not-found", "--wait=false")
 
     def apply(self, checkout: Path = ROOT, tag: str = TAG) -> None:
         """Apply a checkout, whose images have this tag, and wait until everything is ready."""
@@ -76,11 +73,8 @@ class ExternalInstallation:
             assert found.returncode == 0, self.demo.describe()
 
     def delete(self) -> None:
-        """Run `kubectl delete -k`: it deletes namespaces with their contents."""
-        for kinds in ("deployments,jobsets,jobs", "pods"):  # else what makes pods makes others, with all of their grace
-            for namespace in (JOBS_NAMESPACE, NAMESPACE):
-                self.cluster.kubectl("delete", kinds, "--all", f"--namespace={namespace}", "--now", "--wait=false")
-        self.cluster.kubectl("delete", f"--kustomize={self.demo.overlay}", "--ignore-not-found", "--timeout=240s")
+        """Run `kubectl delete -k` and remove the queues; database and objects stay outside."""
+        self.demo.remove()
         for namespace in (JOBS_NAMESPACE, NAMESPACE):
             self.cluster.kubectl("delete", "persistentvolume", f"{CLAIM}-{namespace}", "--ignore-not-found")
 
