@@ -207,6 +207,7 @@ class Launcher:
                 memory_kill=describe_kill(memory) if memory.kills > before.kills else None,
                 was_asked_to_stop=self._gang.is_preempted,
                 was_ended=child.was_ended,
+                was_killed=child.was_killed,
                 lacks_result=not found,
             )
         )

@@ -27,6 +27,7 @@ class ChildProcess:
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], spool: LogSpool) -> None:
         self.was_ended = False
+        self.was_killed = False
         self._process = subprocess.Popen(
             arguments,
             env=dict(environment),
@@ -75,6 +76,7 @@ class ChildProcess:
 
     def kill(self) -> None:
         if self.is_running:
+            self.was_killed = True
             for process_id in reversed(self._all()):
                 send(process_id, signal.SIGKILL)
 

@@ -12,6 +12,8 @@ from recipes.contracts.exit_reason import ExitDocument, ExitReason, classify_mes
 
 SIGNAL_EXIT_OFFSET = 128
 """Added by torchrun and shells to the number of the signal that ended a process."""
+RANK_KILLS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+"""Not SIGTERM, by which torchrun ends ranks, nor SIGABRT, by which NCCL ends a rank that has lost a peer."""
 NO_RESULT = "the program exited with 0, but left no result"
 
 MEMORY_KILL_EXPLAINS = (ExitReason.PROGRAM_ERROR, ExitReason.KILLED, ExitReason.UNKNOWN)
@@ -44,6 +46,7 @@ class ProgramEnd:
         memory_kill: why the kernel killed one of its processes, if it did.
         was_asked_to_stop: the gang received a stop request.
         was_ended: the launcher ended it because the gang could not continue.
+        was_killed: the launcher sent SIGKILL for that.
         lacks_result: it exited with 0 without leaving its result.
     """
 
@@ -52,6 +55,7 @@ class ProgramEnd:
     memory_kill: str | None = None
     was_asked_to_stop: bool = False
     was_ended: bool = False
+    was_killed: bool = False
     lacks_result: bool = False
 
 
@@ -62,11 +66,19 @@ def classify_end(end: ProgramEnd) -> ExitDocument | None:
     found = end.document or _classify_code(end)
     if end.memory_kill and found.reason in MEMORY_KILL_EXPLAINS:
         return ExitDocument(code=None, message=f"out of memory: {end.memory_kill}", reason=ExitReason.OOM_KILLED)
-    if end.was_ended and end.document is None:
+    if end.was_ended and end.document is None and not _lost_a_rank(end):
         return None
     if end.was_asked_to_stop and found.reason in STOP_EXPLAINS:
         return preempted(f"asked to stop, and ended before it had saved: {found.message}")
     return found
+
+
+def _lost_a_rank(end: ProgramEnd) -> bool:
+    """Return whether torchrun reports a killed rank that the launcher did not kill.
+
+    Its peers may report their lost connections first, whereupon the launcher ends this program too.
+    """
+    return not end.was_killed and end.code - SIGNAL_EXIT_OFFSET in RANK_KILLS
 
 
 def _classify_code(end: ProgramEnd) -> ExitDocument:

@@ -1,6 +1,7 @@
 """Runs survive `kill -9` at random steps and a corrupt checkpoint, bit for bit."""
 
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,8 @@ def kill_run_worker(stack: LocalStack, killed: set[Path]) -> None:
 def corrupt_newest_checkpoint(stack: LocalStack, job: str) -> None:
     """Truncate its weights locally and, if uploaded, in the store."""
     checkpoints = stack.trainer(job) / "checkpoints"
+    for pending in checkpoints.glob(".*.tmp"):  # killed before its rename: the next start would finish that commit
+        shutil.rmtree(pending)
     newest = max((path for path in checkpoints.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
     for folder in (newest, stack.path(f"s3://hanzo-ml/checkpoints/{job}/{newest.name}")):
         weights = folder / "adapter_model.safetensors"

@@ -38,6 +38,7 @@ ERROR = document(R.PROGRAM_ERROR, "connection closed by peer")
         (ProgramEnd(1, ERROR, was_asked_to_stop=True), R.PREEMPTED),
         (ProgramEnd(1, document(R.STORAGE_FULL), was_asked_to_stop=True), R.STORAGE_FULL),
         (ProgramEnd(1, ERROR, was_ended=True), R.PROGRAM_ERROR),
+        (ProgramEnd(137, was_ended=True), R.KILLED),
     ],
 )
 def test_end_of_a_program_is_classified(end: ProgramEnd, reason: ExitReason) -> None:
@@ -49,6 +50,10 @@ def test_end_of_a_program_is_classified(end: ProgramEnd, reason: ExitReason) -> 
 @pytest.mark.parametrize("code", [-9, -15, 143])
 def test_program_ended_with_the_others_has_no_reason_of_its_own(code: int) -> None:
     assert classify_end(ProgramEnd(code, was_ended=True)) is None
+
+
+def test_program_killed_by_the_launcher_has_no_reason_of_its_own() -> None:
+    assert classify_end(ProgramEnd(137, was_ended=True, was_killed=True)) is None
 
 
 @pytest.mark.parametrize(
