@@ -83,9 +83,10 @@ class Cluster:
             self.control_plane.prepare()
             self.s3.start()
             self.postgres.start()
-            self.control_plane.start_all()
+            self.control_plane.start_api_server()
             self._write_kubectl()
             self._wait_for_api_server()
+            self.control_plane.start_clients()
             for number in range(1, nodes + 1):
                 self._node(number).connect(list(self.nodes.values()))
             with ThreadPoolExecutor() as pool:

@@ -13,6 +13,7 @@ from tests.cluster.certificates import Authority
 from tests.cluster.network import GATEWAY, KUBERNETES_SERVICE, SERVICES, inside
 
 ETCD = "http://127.0.0.1:2379"
+API_SERVER = ("etcd", "apiserver")
 ADMIN = "admin"
 PROXY = "front-proxy"
 """The user as which the API server forwards requests to other servers, such as Kueue's for the order of its queues."""
@@ -67,9 +68,18 @@ class ControlPlane:
         """Write the kubeconfig of a user whose certificate is in `pki`."""
         path.write_text(KUBECONFIG.format(context=self._namespace, address=GATEWAY, pki=self.pki, user=user))
 
-    def start_all(self) -> None:
-        for name in self.commands():
+    def start_api_server(self) -> None:
+        for name in API_SERVER:
             self.start(name)
+
+    def start_clients(self) -> None:
+        """Start the programs that use the API server.
+
+        Controller manager and scheduler exit if it does not answer yet.
+        """
+        for name in self.commands():
+            if name not in API_SERVER:
+                self.start(name)
 
     def start(self, name: str) -> None:
         program, *arguments = self.commands()[name]
