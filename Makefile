@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder --durations=10
 INSTALLED := $(VENV)/installed
 
-# Where bytecode may not be kept (many images forbid it), each of the many processes compiles all our modules anew.
+# Where bytecode may not be kept (many images forbid it), each of the many processes compiles all our modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-slow test-long test-gpu test-cluster test-cluster-slow test-install-slow demo-cluster demo-cluster-token demo-cluster-down up down status lint types style walls defs docs bench bench-tracking bench-preparation bench-versions bench-trace bench-training bench-cluster pin-images

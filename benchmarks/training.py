@@ -125,8 +125,8 @@ def compare(work: Work, folder: Path, server: Server, cache: Path, names: list[s
     (folder / "job.json").write_text(job.model_dump_json())
     machine = read_machine()
     where = ", ".join(machine.gpus) or f"{machine.processor}, {work.threads} threads"
-    told = f"{work.records} records, {work.tokens} useful tokens, rows of {work.sequence_length}"
-    print(f"\n{work.method}, {told}; {where}", flush=True)
+    summary = f"{work.records} records, {work.tokens} useful tokens, rows of {work.sequence_length}"
+    print(f"\n{work.method}, {summary}; {where}", flush=True)
     report(measured(names, work, folder, cache), work, job, machine.gpus)
 
 

@@ -178,9 +178,9 @@ def main() -> None:
                 if asked.shape in way.shapes and (workers == 1 or way.shares):
                     try:
                         command = [peer_python(way.peer, cache), "-m", f"benchmarks.preparation.{way.peer.module}"]
-                        told = [str(workers), way.option] if way.shares else []
+                        way_options = [str(workers), way.option] if way.shares else []
                         costs[of(way.name, workers)] = measure_cost(
-                            [*command, str(source), str(tokenizer), str(target), *told]
+                            [*command, str(source), str(tokenizer), str(target), *way_options]
                         )
                     except DoesNotRun as reason:
                         print(f"{way.name} {reason}")
@@ -201,11 +201,11 @@ def report(costs: dict[str, Cost], records: int) -> None:
     print()
     for name, ours in costs.items():
         if name.startswith(OURS):
-            told = [f"{ours.cpu / costs[FLOOR_NAME].cpu:.2f} times the floor (goal {FLOOR_GOAL} at most)"]
+            ratios = [f"{ours.cpu / costs[FLOOR_NAME].cpu:.2f} times the floor (goal {FLOOR_GOAL} at most)"]
             for way in WAYS:
                 if theirs := costs.get(f"{way.name}{name.removeprefix(OURS)}"):
-                    told.append(f"{theirs.cpu / ours.cpu:.1f}x {way.name}{f' (goal {GOAL})' if way is TYPICAL else ''}")
-            print(f"{name}: {'; '.join(told)}")
+                    ratios.append(f"{theirs.cpu / ours.cpu:.1f}x {way.name}{f' (goal {GOAL})' if way is TYPICAL else ''}")
+            print(f"{name}: {'; '.join(ratios)}")
     missed = goals_missed(costs)
     print("\n".join(["MISSED:", *missed] if missed else ["every goal that was measured is met"]))
 

@@ -148,7 +148,7 @@ def run(part: str, folder: Path) -> None:
     database = Database(f"sqlite:///{folder}/metadata.db")
     database.migrate()
     statements: list[str] = []
-    event.listen(database.engine, "before_cursor_execute", lambda *told: statements.append(told[2]))
+    event.listen(database.engine, "before_cursor_execute", lambda *arguments: statements.append(arguments[2]))
     before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
     PARTS[part](Place(folder, database, store))
     took, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

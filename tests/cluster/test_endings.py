@@ -60,7 +60,7 @@ STAY = "\nwhile True: time.sleep(1)"
 
 
 @pytest.fixture(scope="module")
-def house(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SignedInInstallation]:
+def installation(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SignedInInstallation]:
     scheduler = {
         "start_limit": "15s",
         "user_commands": True,
@@ -70,16 +70,16 @@ def house(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     }
     folder = tmp_path_factory.mktemp("installation")
     with (
-        SignedInInstallation(cluster, "ends", folder, gpus=GPUS, scheduler=scheduler) as house,
-        environment_of(house),
-        memory_scratch(cluster, house.name),
+        SignedInInstallation(cluster, "ends", folder, gpus=GPUS, scheduler=scheduler) as installation,
+        environment_of(installation),
+        memory_scratch(cluster, installation.name),
     ):
-        yield house
+        yield installation
 
 
 @pytest.fixture(scope="module")
-def trainings(house: SignedInInstallation, tmp_path_factory: pytest.TempPathFactory) -> Trainings:
-    return Trainings.in_folder(house, tmp_path_factory.mktemp("trainings"))
+def trainings(installation: SignedInInstallation, tmp_path_factory: pytest.TempPathFactory) -> Trainings:
+    return Trainings.in_folder(installation, tmp_path_factory.mktemp("trainings"))
 
 
 @contextmanager
@@ -114,74 +114,76 @@ def memory_scratch(cluster: Cluster, namespace: str) -> Iterator[None]:
             cluster.kubectl("delete", kind, namespace)
 
 
-def test_missing_image_fails_with_the_registry_message_and_frees_its_gpus(house: SignedInInstallation) -> None:
-    job = house.submit_command(GREET, image=NO_SUCH_IMAGE, resources={"gpus": GPUS})
-    house.assert_failed(job, ExitReason.BAD_CONFIGURATION, f"image {NO_SUCH_IMAGE} cannot be pulled", "failed to")
-    house.assert_completed(house.submit_command(GREET, resources={"gpus": GPUS}))
+def test_missing_image_fails_with_the_registry_message_and_frees_its_gpus(installation: SignedInInstallation) -> None:
+    job = installation.submit_command(GREET, image=NO_SUCH_IMAGE, resources={"gpus": GPUS})
+    installation.assert_failed(job, ExitReason.BAD_CONFIGURATION, f"image {NO_SUCH_IMAGE} cannot be pulled", "failed to")
+    installation.assert_completed(installation.submit_command(GREET, resources={"gpus": GPUS}))
 
 
-def test_child_process_that_takes_too_much_memory_is_named_with_limit_and_peak(house: SignedInInstallation) -> None:
-    job = house.submit_command(CHILD_TAKES_MEMORY, **ONE_FAILURE)
-    house.assert_failed(job, ExitReason.OOM_KILLED, "memory limit of 0.39 GiB, peak 0.39 GiB")
-    assert "starts a child" in house.log_of(job.id)
+def test_child_process_that_takes_too_much_memory_is_named_with_limit_and_peak(installation: SignedInInstallation) -> None:
+    job = installation.submit_command(CHILD_TAKES_MEMORY, **ONE_FAILURE)
+    installation.assert_failed(job, ExitReason.OOM_KILLED, "memory limit of 0.39 GiB, peak 0.39 GiB")
+    assert "starts a child" in installation.log_of(job.id)
 
 
-def test_pod_that_outgrows_its_scratch_volume_is_evicted_with_the_kubelet_message(house: SignedInInstallation) -> None:
-    job = house.submit_command(FILL_SCRATCH + STAY, **ONE_FAILURE)
-    house.assert_failed(
+def test_pod_that_outgrows_its_scratch_volume_is_evicted_with_the_kubelet_message(
+    installation: SignedInInstallation,
+) -> None:
+    job = installation.submit_command(FILL_SCRATCH + STAY, **ONE_FAILURE)
+    installation.assert_failed(
         job, ExitReason.STORAGE_FULL, "was evicted", f'EmptyDir volume "work" exceeds the limit "{SCRATCH_LIMIT}"'
     )
-    assert "writes" in house.log_of(job.id)
+    assert "writes" in installation.log_of(job.id)
 
 
-def test_full_disk_is_named_although_nothing_can_be_written_to_it(house: SignedInInstallation) -> None:
-    job = house.submit_command(FILL_SCRATCH, pod={"node_selector": {FULL_DISK_LABEL: "linux"}}, **ONE_FAILURE)
-    house.assert_failed(job, ExitReason.STORAGE_FULL, "No space left on device")
+def test_full_disk_is_named_although_nothing_can_be_written_to_it(installation: SignedInInstallation) -> None:
+    job = installation.submit_command(FILL_SCRATCH, pod={"node_selector": {FULL_DISK_LABEL: "linux"}}, **ONE_FAILURE)
+    installation.assert_failed(job, ExitReason.STORAGE_FULL, "No space left on device")
 
 
-def test_pods_refused_by_the_cluster_fail_the_job_with_its_message(house: SignedInInstallation) -> None:
-    answer = house.http.post("/v1/jobs", json={"name": "x", "command": ["x"], "resources": {"memory": "lots"}})
+def test_pods_refused_by_the_cluster_fail_the_job_with_its_message(installation: SignedInInstallation) -> None:
+    answer = installation.http.post("/v1/jobs", json={"name": "x", "command": ["x"], "resources": {"memory": "lots"}})
     assert answer.status_code == 400 and "resources.memory" in answer.json()["message"]
-    job = house.submit_command(GREET, pod={"node_selector": {INVALID_LABEL: "a"}})
-    house.assert_failed(job, ExitReason.BAD_CONFIGURATION, "Invalid value", INVALID_LABEL)
+    job = installation.submit_command(GREET, pod={"node_selector": {INVALID_LABEL: "a"}})
+    installation.assert_failed(job, ExitReason.BAD_CONFIGURATION, "Invalid value", INVALID_LABEL)
 
 
-def test_name_of_two_hundred_characters_runs(house: SignedInInstallation) -> None:
+def test_name_of_two_hundred_characters_runs(installation: SignedInInstallation) -> None:
     name = "A long Name_" * 16 + "12345678"
     assert len(name) == 200
-    assert house.assert_completed(house.submit_command(GREET, name=name))["name"] == name
+    assert installation.assert_completed(installation.submit_command(GREET, name=name))["name"] == name
 
 
-def test_job_set_deleted_by_hand_is_created_again_and_says_so(house: SignedInInstallation) -> None:
-    job = house.submit_command(COUNT)
-    house.wait_until_running(job)
-    wait_until(lambda: "second 2" in house.log_of(job.id), ENDS_WITHIN, lambda: house.describe(job.ref))
-    name = house.jobs.get(job.ref).name
-    house.cluster.kubectl("delete", "jobset", name, f"--namespace={house.name}", "--wait=false")
+def test_job_set_deleted_by_hand_is_created_again_and_says_so(installation: SignedInInstallation) -> None:
+    job = installation.submit_command(COUNT)
+    installation.wait_until_running(job)
+    wait_until(lambda: "second 2" in installation.log_of(job.id), ENDS_WITHIN, lambda: installation.describe(job.ref))
+    name = installation.jobs.get(job.ref).name
+    installation.cluster.kubectl("delete", "jobset", name, f"--namespace={installation.name}", "--wait=false")
     words = "the objects of the job were deleted from the cluster"
-    wait_until(lambda: words in house.state(job.id)["detail"], ENDS_WITHIN, lambda: house.describe(job.ref))
-    house.assert_completed(job)
-    log = house.log_of(job.id)
+    wait_until(lambda: words in installation.state(job.id)["detail"], ENDS_WITHIN, lambda: installation.describe(job.ref))
+    installation.assert_completed(job)
+    log = installation.log_of(job.id)
     assert log.count("second 2\n") == 2 and "second 19\n" in log
 
 
-def expire_token(house: SignedInInstallation, job_id: str) -> None:
-    with house.database.write() as connection:
+def expire_token(installation: SignedInInstallation, job_id: str) -> None:
+    with installation.database.write() as connection:
         for table in (program_tokens, job_tokens):
             connection.execute(update(table).where(table.c.job_id == job_id).values(expires_at=1))
 
 
-def test_command_whose_token_expires_is_ended_with_the_message_of_the_api(house: SignedInInstallation) -> None:
-    job = house.submit_command(PRINT_FOR_EVER)
-    house.wait_until_running(job)
-    wait_until(lambda: "second 2" in house.log_of(job.id), ENDS_WITHIN, lambda: house.describe(job.ref))
-    expire_token(house, job.id)
-    house.assert_failed(job, ExitReason.SUPERVISOR_FAILED, "nothing can be stored any more, resume the job", "401")
-    assert "second 2" in house.log_of(job.id)
+def test_command_whose_token_expires_is_ended_with_the_message_of_the_api(installation: SignedInInstallation) -> None:
+    job = installation.submit_command(PRINT_FOR_EVER)
+    installation.wait_until_running(job)
+    wait_until(lambda: "second 2" in installation.log_of(job.id), ENDS_WITHIN, lambda: installation.describe(job.ref))
+    expire_token(installation, job.id)
+    installation.assert_failed(job, ExitReason.SUPERVISOR_FAILED, "nothing can be stored any more, resume the job", "401")
+    assert "second 2" in installation.log_of(job.id)
 
 
 def test_training_whose_token_expires_fails_with_a_remedy_and_resumes(
-    house: SignedInInstallation, trainings: Trainings
+    installation: SignedInInstallation, trainings: Trainings
 ) -> None:
     job = trainings.job("expired", nodes=1, processes=1, steps=MANY_STEPS)  # a single process computes 60 steps per second
     failures: list[dg.Failure] = []
@@ -189,91 +191,99 @@ def test_training_whose_token_expires_fails_with_a_remedy_and_resumes(
     def supervise() -> None:
         try:
             with failure_with_reason():
-                house.compute.run(job, QUIET)
+                installation.compute.run(job, QUIET)
         except dg.Failure as failure:
             failures.append(failure)
 
     supervisor = threading.Thread(target=supervise)
     supervisor.start()
-    wait_until(lambda: b"step 15/" in house.compute.read_log(job, 0), ENDS_WITHIN, lambda: house.describe(job))
-    expire_token(house, job.id)
+    wait_until(lambda: b"step 15/" in installation.compute.read_log(job, 0), ENDS_WITHIN, lambda: installation.describe(job))
+    expire_token(installation, job.id)
     supervisor.join(ENDS_WITHIN)
-    assert failures, house.describe(job)
+    assert failures, installation.describe(job)
     [failure] = failures
     assert failure.metadata[EXIT_REASON].value == ExitReason.SUPERVISOR_FAILED, failure
     assert "401" in str(failure.description)
-    state = house.state(job.id)
+    state = installation.state(job.id)
     assert state["reason"] == ExitReason.SUPERVISOR_FAILED and "401" in state["detail"]
-    assert "step 1/" in house.compute.read_log(job, 0).decode()
-    house.compute.acknowledge_end(job)  # as the supervisor does once Dagster has recorded it
-    house.compute.submit(job)
-    house.wait_for(job, Phase.SUCCEEDED)
+    assert "step 1/" in installation.compute.read_log(job, 0).decode()
+    installation.compute.acknowledge_end(job)  # as the supervisor does once Dagster has recorded it
+    installation.compute.submit(job)
+    installation.wait_for(job, Phase.SUCCEEDED)
     assert (trainings.trained(job).resumed_from or 0) >= 10
 
 
-def test_job_beyond_a_zero_quota_waits_with_the_kueue_message_until_quota_is_added(house: SignedInInstallation) -> None:
-    set_gpu_quota(house, 0)
+def test_job_beyond_a_zero_quota_waits_with_the_kueue_message_until_quota_is_added(
+    installation: SignedInInstallation,
+) -> None:
+    set_gpu_quota(installation, 0)
     try:
-        job = house.submit_command(GREET, resources={"gpus": 1})
-        house.wait_for_words(job, "insufficient", "nvidia.com/gpu")
-        state = house.state(job.id)
+        job = installation.submit_command(GREET, resources={"gpus": 1})
+        installation.wait_for_words(job, "insufficient", "nvidia.com/gpu")
+        state = installation.state(job.id)
         assert state["phase"] == "queued" and state["queue_position"] == 1
     finally:
-        set_gpu_quota(house, GPUS)
-    house.assert_completed(job)
+        set_gpu_quota(installation, GPUS)
+    installation.assert_completed(job)
 
 
-def set_gpu_quota(house: SignedInInstallation, gpus: int) -> None:
-    groups = house.cluster.get("clusterqueue", house.name)["spec"]["resourceGroups"]
+def set_gpu_quota(installation: SignedInInstallation, gpus: int) -> None:
+    groups = installation.cluster.get("clusterqueue", installation.name)["spec"]["resourceGroups"]
     for group in groups:
         for flavor in group["flavors"]:
             for resource in flavor["resources"]:
                 if resource["name"] == "nvidia.com/gpu" and resource["nominalQuota"] in (str(GPUS), "0"):
                     resource["nominalQuota"] = str(gpus)
     patch = json.dumps({"spec": {"resourceGroups": groups}})
-    house.cluster.kubectl("patch", "clusterqueue", house.name, "--type=merge", f"--patch={patch}")
+    installation.cluster.kubectl("patch", "clusterqueue", installation.name, "--type=merge", f"--patch={patch}")
 
 
-def test_pods_of_a_failed_job_stay_for_a_time_and_hold_no_gpus(house: SignedInInstallation, tmp_path: Path) -> None:
+def test_pods_of_a_failed_job_stay_for_a_time_and_hold_no_gpus(installation: SignedInInstallation, tmp_path: Path) -> None:
     config = tmp_path / "job.yaml"
     document = {"name": "kept", "command": ["python", "-c", FAIL], "resources": {"memory": "400Mi", "gpus": GPUS}}
     config.write_text(yaml.safe_dump(document))
-    made = json.loads(house.cli("job", "submit", "--config", str(config), "--keep-failed", "--json"))
-    job = house.supervise(made["id"])
-    detail = house.assert_failed(job, ExitReason.PROGRAM_ERROR, "exited with 3", "its pods are kept until")
+    made = json.loads(installation.cli("job", "submit", "--config", str(config), "--keep-failed", "--json"))
+    job = installation.supervise(made["id"])
+    detail = installation.assert_failed(job, ExitReason.PROGRAM_ERROR, "exited with 3", "its pods are kept until")
     until = datetime.fromisoformat(detail.partition("kept until ")[2][:16] + "+00:00")
     describe, logs = (words.removeprefix("kubectl ").split() for words in detail.split("`")[1:4:2])
-    assert "Exit Code:" in house.cluster.kubectl(*describe)
-    assert "the last words" in house.cluster.kubectl(*logs)
-    house.assert_completed(house.submit_command(GREET, resources={"gpus": GPUS}))
-    selector = f"ml.hanzo.ai/job={house.jobs.get(job.ref).name}"
-    wait_until(lambda: not kept_objects(house, selector), KEEP_MINUTES * 60 + 60, lambda: str(kept_objects(house, selector)))
+    assert "Exit Code:" in installation.cluster.kubectl(*describe)
+    assert "the last words" in installation.cluster.kubectl(*logs)
+    installation.assert_completed(installation.submit_command(GREET, resources={"gpus": GPUS}))
+    selector = f"ml.hanzo.ai/job={installation.jobs.get(job.ref).name}"
+    wait_until(
+        lambda: not kept_objects(installation, selector),
+        KEEP_MINUTES * 60 + 60,
+        lambda: str(kept_objects(installation, selector)),
+    )
     assert abs(datetime.now(until.tzinfo) - until).total_seconds() < 180
 
 
-def kept_objects(house: SignedInInstallation, selector: str) -> list[dict[str, Any]]:
+def kept_objects(installation: SignedInInstallation, selector: str) -> list[dict[str, Any]]:
     kinds = "jobsets,pods,configmaps,secrets"
-    found: list[dict[str, Any]] = house.cluster.get(kinds, f"--namespace={house.name}", f"--selector={selector}")["items"]
+    found: list[dict[str, Any]] = installation.cluster.get(
+        kinds, f"--namespace={installation.name}", f"--selector={selector}"
+    )["items"]
     return found
 
 
 def test_hanging_rank_is_named_and_the_gang_resumes_from_its_checkpoint(
-    house: SignedInInstallation, trainings: Trainings
+    installation: SignedInInstallation, trainings: Trainings
 ) -> None:
     job: Job = trainings.job("hangs", steps=FEW_STEPS)
     job = job.model_copy(update={"schedule": job.schedule.model_copy(update={"stall_limit": "30s"})})
-    house.compute.submit(job)
-    house.wait_for_step(job, 15)
-    os.kill(find_process(house, job, "recipes.train", RANK="1"), signal.SIGSTOP)
-    house.wait_for(job, Phase.SUCCEEDED)
-    stalled, completed = house.attempts.list(job)
+    installation.compute.submit(job)
+    installation.wait_for_step(job, 15)
+    os.kill(find_process(installation, job, "recipes.train", RANK="1"), signal.SIGSTOP)
+    installation.wait_for(job, Phase.SUCCEEDED)
+    stalled, completed = installation.attempts.list(job)
     assert (stalled.reason, completed.reason) == (ExitReason.STALLED, ExitReason.COMPLETED)
     assert stalled.counted
     assert stalled.message.startswith("rank 1 of node 1 (") and "made no progress for 30s" in stalled.message
     assert (trainings.trained(job).resumed_from or 0) >= 10
 
 
-def test_job_reports_that_it_waits_for_an_unavailable_admission_webhook(house: SignedInInstallation) -> None:
+def test_job_reports_that_it_waits_for_an_unavailable_admission_webhook(installation: SignedInInstallation) -> None:
     """The webhook is for JobSets, as those of JobSet and Kueue are.
 
     It is limited to this namespace, and its server does not respond.
@@ -285,17 +295,17 @@ def test_job_reports_that_it_waits_for_an_unavailable_admission_webhook(house: S
         "sideEffects": "None",
         "failurePolicy": "Fail",
         "timeoutSeconds": 1,
-        "clientConfig": {"service": {"namespace": house.name, "name": "away"}},
-        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": house.name}},
+        "clientConfig": {"service": {"namespace": installation.name, "name": "away"}},
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": installation.name}},
         "rules": [rule],
     }
     kind = "ValidatingWebhookConfiguration"
-    configuration = {"apiVersion": "admissionregistration.k8s.io/v1", "kind": kind, "metadata": {"name": house.name}}
-    house.cluster.apply({**configuration, "webhooks": [webhook]})
+    configuration = {"apiVersion": "admissionregistration.k8s.io/v1", "kind": kind, "metadata": {"name": installation.name}}
+    installation.cluster.apply({**configuration, "webhooks": [webhook]})
     try:
-        job = house.submit_command(GREET)
-        house.wait_for_words(job, "its objects cannot be created, will retry", "failed calling webhook")
-        assert house.state(job.id)["phase"] == "queued"
+        job = installation.submit_command(GREET)
+        installation.wait_for_words(job, "its objects cannot be created, will retry", "failed calling webhook")
+        assert installation.state(job.id)["phase"] == "queued"
     finally:
-        house.cluster.kubectl("delete", kind, house.name)
-    house.assert_completed(job)
+        installation.cluster.kubectl("delete", kind, installation.name)
+    installation.assert_completed(job)

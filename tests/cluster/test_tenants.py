@@ -47,46 +47,49 @@ TOO_MANY_GPUS = {"gpus": 3, "memory": "256Mi"}
 
 
 @pytest.fixture(scope="module")
-def house(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TenantInstallation]:
+def installation(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TenantInstallation]:
     scheduler = {"max_objects": MAX_OBJECTS, "quotas": {RIVAL: {"max_concurrent_jobs": 20}}}
     folder = tmp_path_factory.mktemp("installation")
-    with TenantInstallation(cluster, "tenants", folder, scheduler) as house, environment_of(house):
-        yield house
+    with TenantInstallation(cluster, "tenants", folder, scheduler) as installation, environment_of(installation):
+        yield installation
 
 
 @pytest.fixture(scope="module")
-def waiting(house: TenantInstallation) -> JobRef:
+def waiting(installation: TenantInstallation) -> JobRef:
     """Submit a job of an organization that was not prepared."""
-    return house.submit(ACME, SHOW_ENVIRONMENT + f"print({SECRET_OF_ACME!r})")
+    return installation.submit(ACME, SHOW_ENVIRONMENT + f"print({SECRET_OF_ACME!r})")
 
 
-def test_job_waits_until_its_organization_is_prepared(house: TenantInstallation, waiting: JobRef) -> None:
-    detail = house.wait_for_detail(ACME, waiting, "is not prepared")
-    assert "`hanzo-ml tenant apply 'Acme Inc'`" in detail and house.observe(waiting).phase is Phase.PENDING
-    assert "Namespace" in house.apply_tenant(ACME)
-    ended = house.wait_for(waiting, Phase.SUCCEEDED)
-    assert ended.reason is ExitReason.COMPLETED and house.jobs.get(waiting).namespace == house.namespace(ACME)
+def test_job_waits_until_its_organization_is_prepared(installation: TenantInstallation, waiting: JobRef) -> None:
+    detail = installation.wait_for_detail(ACME, waiting, "is not prepared")
+    assert "`hanzo-ml tenant apply 'Acme Inc'`" in detail and installation.observe(waiting).phase is Phase.PENDING
+    assert "Namespace" in installation.apply_tenant(ACME)
+    ended = installation.wait_for(waiting, Phase.SUCCEEDED)
+    assert ended.reason is ExitReason.COMPLETED and installation.jobs.get(waiting).namespace == installation.namespace(ACME)
 
 
-def test_check_names_organizations_that_are_not_prepared(house: TenantInstallation) -> None:
-    done = check(house)
+def test_check_names_organizations_that_are_not_prepared(installation: TenantInstallation) -> None:
+    done = check(installation)
     assert "hanzo-ml tenant apply rival" in done and "organization default" in done.partition("MISSING")[0]
-    house.apply_tenant(RIVAL)
-    assert "tenant apply" not in check(house)
-    assert house.tenant("list").split("\n")[:2] == [f"{ACME} {house.namespace(ACME)}", f"{RIVAL} {house.namespace(RIVAL)}"]
+    installation.apply_tenant(RIVAL)
+    assert "tenant apply" not in check(installation)
+    assert installation.tenant("list").split("\n")[:2] == [
+        f"{ACME} {installation.namespace(ACME)}",
+        f"{RIVAL} {installation.namespace(RIVAL)}",
+    ]
 
 
-def check(house: TenantInstallation) -> str:
-    done = house.run_cli("cluster", "check", "--kubeconfig", str(house.cluster.kubeconfig))
+def check(installation: TenantInstallation) -> str:
+    done = installation.run_cli("cluster", "check", "--kubeconfig", str(installation.cluster.kubeconfig))
     return done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")
-def prepared(house: TenantInstallation, waiting: JobRef) -> TenantInstallation:
+def prepared(installation: TenantInstallation, waiting: JobRef) -> TenantInstallation:
     for organization in (ACME, RIVAL):
-        house.apply_tenant(organization)
-    house.wait_for(waiting, Phase.SUCCEEDED)
-    return house
+        installation.apply_tenant(organization)
+    installation.wait_for(waiting, Phase.SUCCEEDED)
+    return installation
 
 
 def test_pods_hold_one_token_and_no_other_secret(prepared: TenantInstallation, waiting: JobRef) -> None:
@@ -127,8 +130,8 @@ def test_network_policy_blocks_all_but_the_needed_addresses(prepared: TenantInst
         prepared.apply_tenant(ACME)
 
 
-def store_of(house: TenantInstallation) -> Target:
-    url = httpx.URL(str(house.settings.storage.endpoint))
+def store_of(installation: TenantInstallation) -> Target:
+    url = httpx.URL(str(installation.settings.storage.endpoint))
     return str(url.host), int(url.port or 80)
 
 
@@ -200,13 +203,13 @@ def test_other_organization_is_refused_everything_about_a_job(prepared: TenantIn
     end(prepared, {job: ACME, theirs: RIVAL})
 
 
-def end(house: TenantInstallation, jobs: dict[JobRef, str]) -> None:
+def end(installation: TenantInstallation, jobs: dict[JobRef, str]) -> None:
     for job, organization in jobs.items():
-        with house.client(organization) as client:
+        with installation.client(organization) as client:
             assert client.post(f"/v1/jobs/{job.id}/cancel").status_code == 200
-        house.compute.cancel(job)
+        installation.compute.cancel(job)
     for job in jobs:
-        house.wait_for(job, Phase.FAILED)
+        installation.wait_for(job, Phase.FAILED)
 
 
 def test_token_of_a_job_that_has_ended_opens_nothing(prepared: TenantInstallation) -> None:

@@ -142,7 +142,7 @@ class LocalStack:
             os.kill(trainer, signal.SIGCONT)
 
     @contextmanager
-    def standing_still_until_told_to_end(self, job: str) -> Iterator[None]:
+    def paused_until_sigterm(self, job: str) -> Iterator[None]:
         """Stop the trainer until it has received the SIGTERM of what happens in the block.
 
         No step can complete before that.

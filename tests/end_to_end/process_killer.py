@@ -33,7 +33,7 @@ def dying(stack: LocalStack, chance: random.Random, killed: list[str], rounds: i
                 kill(process)
                 killed.append(command)
 
-    with beside(kill_at_random):
+    with background_thread(kill_at_random):
         yield
 
 
@@ -54,12 +54,12 @@ def coming_up(stack: LocalStack, killed: list[str]) -> Iterator[None]:
                 mended = seen
             called = time.monotonic()
 
-    with beside(up):
+    with background_thread(up):
         yield
 
 
 @contextmanager
-def beside(work: Callable[[threading.Event], None]) -> Iterator[None]:
+def background_thread(work: Callable[[threading.Event], None]) -> Iterator[None]:
     """Run `work` in a thread, which ends soon after its event is set."""
     over = threading.Event()
     thread = threading.Thread(target=work, args=(over,))

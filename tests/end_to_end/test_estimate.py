@@ -34,8 +34,8 @@ def test_estimated_dataset_tokens_match_the_trainers_count(
     """Both use the tokenizer and chat template that the job stored."""
     assert found["dataset"]["source"] == "counted, with the base model's tokenizer"
     log = (stack.trainer(baseline.job) / "log.txt").read_text()
-    told = re.findall(r"([\d,]+) records, ([\d,]+) tokens", log)
-    records, trained = ([int(number.replace(",", "")) for number in numbers] for numbers in zip(*told, strict=True))
+    counts = re.findall(r"([\d,]+) records, ([\d,]+) tokens", log)
+    records, trained = ([int(number.replace(",", "")) for number in numbers] for numbers in zip(*counts, strict=True))
     # The trainer reads train and validation; the test split has the same kind of records.
     whole = sum(trained) / sum(records) * 600
     assert abs(found["dataset"]["count"] / whole - 1) < 0.01

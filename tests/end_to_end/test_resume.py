@@ -22,7 +22,7 @@ def test_cancelled_job_resumes_from_an_earlier_step_and_then_in_two_processes(
     course = {"gradient_accumulation": 2, "max_steps": STEPS, "eval_steps": STEPS // 2, "checkpoint": kept}
     job = stack.submit("doors-resumed", dataset, {**parameters, **course})
     stack.wait_for_step(job, 6)
-    with stack.standing_still_until_told_to_end(job):
+    with stack.paused_until_sigterm(job):
         running = stack.hanzo_ml("job", "resume", job, check=False)
         assert running.returncode == 1 and "cancel it first" in running.stderr
         stack.hanzo_ml("job", "cancel", job)
@@ -35,7 +35,7 @@ def test_cancelled_job_resumes_from_an_earlier_step_and_then_in_two_processes(
     assert missing.returncode == 1 and "there is no checkpoint of step 3: there are checkpoints of steps 4" in missing.stderr
     assert stack.hanzo_ml("job", "resume", job, "--from", "4").stdout == f"{job} queued\n"
     stack.wait_for_step_after(job, f"resuming from checkpoint 4 of {STEPS}", done + 1)
-    with stack.standing_still_until_told_to_end(job):
+    with stack.paused_until_sigterm(job):
         stack.hanzo_ml("job", "cancel", job)
     stack.wait_until_it_has_ended(job)
     losses = stack.losses(job)
@@ -50,8 +50,8 @@ def test_cancelled_job_resumes_from_an_earlier_step_and_then_in_two_processes(
     assert shape is not None and shape.gpus_per_node == 2
     assert f"resuming from checkpoint {again} of {STEPS}" in (stack.trainer(job) / "log.txt").read_text()
     assert max(step for step, _ in stack.losses(job)) == STEPS
-    told = [event["payload"] for event in stack.events("job.resumed", key=job)]
-    assert [(each["resume_from"], each["gpus"]) for each in told] == [(4, None), ("latest", 2)]
+    payloads = [event["payload"] for event in stack.events("job.resumed", key=job)]
+    assert [(each["resume_from"], each["gpus"]) for each in payloads] == [(4, None), ("latest", 2)]
 
     stack.wait_for("model.exported", "doors-resumed")  # another process count changes no later stage
     assert stack.get("/v1/models/doors-resumed/versions/1")["status"] == "ready"

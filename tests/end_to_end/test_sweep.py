@@ -96,8 +96,8 @@ def test_sweep_survives_random_kills_with_equal_results(
     assert killed
     assert (survived.found["status"], survived.found["trials"]) == ("completed", {"completed": len(RATES)}), survived.found
     assert survived.found["best_trial"]["number"] == undisturbed.found["best_trial"]["number"]
-    told = [[(trial["params"], trial["value"]) for trial in sweep.trials] for sweep in (survived, undisturbed)]
-    assert told[0] == told[1]
+    results = [[(trial["params"], trial["value"]) for trial in sweep.trials] for sweep in (survived, undisturbed)]
+    assert results[0] == results[1]
     jobs = {trial["run_id"]: like["run_id"] for trial, like in zip(survived.trials, undisturbed.trials, strict=True)}
     for job, like in jobs.items():
         assert stack.losses(job) == stack.losses(like)

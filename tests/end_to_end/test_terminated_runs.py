@@ -25,7 +25,7 @@ def test_terminating_the_run_in_dagster_cancels_the_job_which_can_be_resumed(
         runsOrError(filter: {tags: $tags}) { ... on Runs { results { runId status } } } }"""
     tags = [{"key": "dagster/partition", "value": job}]
     mutation = "mutation($id: String!) { terminateRun(runId: $id) { __typename } }"
-    with stack.standing_still_until_told_to_end(job):
+    with stack.paused_until_sigterm(job):
         (run,) = graphql(stack, query, tags=tags)["runsOrError"]["results"]
         assert graphql(stack, mutation, id=run["runId"])["terminateRun"]["__typename"] == "TerminateRunSuccess"
     stack.wait_for("job.cancelled", job)

@@ -80,9 +80,9 @@ def test_options_ignored_for_an_existing_version_are_reported(cli: Cli, file: Ca
     assert cli(*said).returncode == 0
     assert len(cli(*said).stdout.splitlines()) == 1, "all of it is said already"
     more = [*said, "--tag", "new", "--metadata", "owner=you", "--metadata", "source=crawl"]
-    told = cli(*more).stdout.splitlines()
-    assert told[0].startswith("again@1 exists already with this content")
-    assert told[1].startswith(
+    output = cli(*more).stdout.splitlines()
+    assert output[0].startswith("again@1 exists already with this content")
+    assert output[1].startswith(
         "ignored, because sending a version again does not change it: tags new, metadata owner, source; "
         "`hanzo-ml dataset tag again@1 'a b' new` sets its tags; PATCH /v1/datasets/"
     )

@@ -63,7 +63,7 @@ def test_control_characters_of_foreign_text_are_escaped(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "1000")
     printing()
-    told = capsys.readouterr()
-    said = told.out + told.err
+    captured = capsys.readouterr()
+    said = captured.out + captured.err
     assert not {each for each in said if not each.isprintable()} - {"\n"}, said
     assert said.count(SHOWN) == times, said

@@ -129,7 +129,7 @@ def test_concurrent_checkout_into_the_same_folder_is_refused(remote: RemoteFile,
 
     assert checkout_files(links, tmp_path / "to", "mark") == remote.size
     assert len(refused) == 1 and (tmp_path / "to" / remote.path).read_text() == LINES
-    assert not list(tmp_path.glob(".to.*")), "nothing is left beside it"
+    assert not list(tmp_path.glob(".to.*")), "no .part or .lock is left"
     with pytest.raises(CheckoutError, match="exists and is not empty"):
         checkout_files(lambda: [remote], tmp_path / "to", "mark")
 

@@ -42,9 +42,9 @@ def test_waiting_command_reports_silence_once_and_returns_the_answer(
     monkeypatch.setattr(job_polling, "POLL_SECONDS", 0.001)
     answers: Iterator[str | None] = iter([None, None, None, "done"])
     assert poll_until(lambda: next(answers)) == "done"
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.count("nothing starts this: Dagster's daemon was never heard") == told.err.count("\n") == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("nothing starts this: Dagster's daemon was never heard") == captured.err.count("\n") == 1
 
 
 @pytest.mark.requirement("S3")
@@ -59,9 +59,9 @@ def test_following_a_log_reports_the_state_of_a_queued_job(
     cancel.start()
     logs(job_id, follow=True)
     cancel.join()
-    told = capsys.readouterr()
-    assert told.out == ""
-    queued, silent = told.err.splitlines()
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    queued, silent = captured.err.splitlines()
     assert queued == f"{job_id} is queued: it starts within seconds, or when a running job ends"
     assert "nothing starts this" in silent
 

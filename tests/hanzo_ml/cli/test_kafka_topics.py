@@ -51,13 +51,13 @@ def test_topic_is_read_and_continued_from_the_last_version(server: ServerProcess
     assert create(server, "--path", address, "--since", "clicks").stdout.startswith("clicks@2 created: 2 records")
     assert run(server.url, "dataset", "checkout", "clicks@2", "--to", str(tmp_path / "out")).returncode == 0
     assert (tmp_path / "out" / "clicks.csv.jsonl").read_text() == '{"n": 4}\n{"n": 3}\n'
-    told = run(server.url, "dataset", "lineage", "clicks@2").stdout
-    assert f"↑ {address}?from=0:2,1:1,2:0,3:0&until=0:3,1:2,2:0,3:0" in told
+    lineage = run(server.url, "dataset", "lineage", "clicks@2").stdout
+    assert f"↑ {address}?from=0:2,1:1,2:0,3:0&until=0:3,1:2,2:0,3:0" in lineage
     assert run(server.url, "dataset", "lineage", "clicks@2", "--json").returncode == 0
 
 
 @pytest.mark.parametrize(
-    ("address", "status", "told"),
+    ("address", "status", "message"),
     [
         ("kafka://{brokers}/none", 404, "there is no topic none"),
         ("kafka://{brokers}/hanzo.ml.audit", 403, "fetches nothing from there"),
@@ -68,24 +68,24 @@ def test_topic_is_read_and_continued_from_the_last_version(server: ServerProcess
     ids=["none", "own", "other-broker", "query", "no-topic"],
 )
 def test_invalid_kafka_address_is_refused(
-    server: ServerProcess, brokers: Brokers, address: str, status: int, told: str
+    server: ServerProcess, brokers: Brokers, address: str, status: int, message: str
 ) -> None:
     form = {"name": "refused", "source": address.format(brokers=brokers.addresses)}
     answer = httpx.post(f"{server.url}/v1/datasets", data=form, timeout=60, trust_env=False)
-    assert answer.status_code == status and told in answer.json()["message"], answer.text
+    assert answer.status_code == status and message in answer.json()["message"], answer.text
 
 
 def test_since_is_refused_for_another_topic_than_that_of_the_version() -> None:
     version = {"name": "d", "version": 3, "lineage": {"origins": ["kafka://a:9092/t?from=0:1,1:0&until=0:5,1:2"]}}
     assert continue_topic("kafka://b/t", version) == "kafka://b/t?from=0:5,1:2"
     assert continue_topic("kafka://b/t/?tombstones=skip", version) == "kafka://b/t/?from=0:5,1:2&tombstones=skip"
-    for address, told in (
+    for address, message in (
         ("kafka://a/u", "d@3 was not made from the topic 'u'"),
         ("kafka://a/t?from=0:1", "without from="),
         ("s3://t", "--since needs --path kafka"),
         ("None", "--since needs --path kafka"),
     ):
-        with pytest.raises(Refused, match=told):
+        with pytest.raises(Refused, match=message):
             continue_topic(address, version)
     with pytest.raises(Refused, match="was not made from the topic"):
         continue_topic("kafka://a/t", version | {"lineage": {}})

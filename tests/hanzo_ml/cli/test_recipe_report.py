@@ -181,12 +181,12 @@ def test_recipe_check_advises_more_memory_when_the_allowance_does_not_fit(
     """It reported 1.9 GiB of 1.0 GiB as sufficient."""
     monkeypatch.setattr(recipe_report, "run_dry_run", lambda name: played())
     recipe = tmp_path / "mine.yaml"
-    for memory, told in (("1Gi", True), ("4Gi", False)):
+    for memory, advised in (("1Gi", True), ("4Gi", False)):
         recipe.write_text(
             (RECIPES_FOLDER / "smollm2-135m-lora.yaml").read_text().replace("memory: 4Gi", f"memory: {memory}")
         )
         recipe_report.check_recipe(str(recipe), as_json=False)
-        assert ("raise hardware.memory" in capsys.readouterr().out) is told
+        assert ("raise hardware.memory" in capsys.readouterr().out) is advised
 
 
 def test_memory_part_is_separated_from_its_name_at_any_size() -> None:

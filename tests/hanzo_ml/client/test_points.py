@@ -40,13 +40,13 @@ def test_repeated_steps_are_logged_again_exactly_once(again: dict[str, int], lef
 
 def test_newest_repeated_step_counts_only_values_after_the_repeat_time() -> None:
     """Rolled back to 4 at step 12, then diverged at 7 after step 9."""
-    anew = (RepeatedSteps(range(5, 13), 500), RepeatedSteps(range(6, 10), 900))
+    repeats = (RepeatedSteps(range(5, 13), 500), RepeatedSteps(range(6, 10), 900))
     first = [(step, 100 + step) for step in range(13)]
     second = [(step, 600 + step) for step in range(5, 10)]
-    assert newest_repeated_step(first, anew) is None
-    assert newest_repeated_step([*first, *second], anew) == 5
+    assert newest_repeated_step(first, repeats) is None
+    assert newest_repeated_step([*first, *second], repeats) == 5
     third = [(6, 901), (7, 1000)]
-    assert newest_repeated_step(sorted([*first, *second, *third]), anew) == 7
+    assert newest_repeated_step(sorted([*first, *second, *third]), repeats) == 7
     assert newest_repeated_step(first, [RepeatedSteps(range(5, 13), UNKNOWN_TIME)]) is None
 
 
