@@ -54,7 +54,7 @@ class Client(threading.Thread):
         self._url, self._run, self._chance = url, run_id, random.Random(seed)
         self._enough = threading.Event()
         self.name = f"client-{seed}"
-        self.told = 0
+        self.completed_calls = 0
         self.changes: Counter[str] = Counter()
         self.versions: list[int] = []
         self.params: dict[str, str] = {}
@@ -94,7 +94,7 @@ class Client(threading.Thread):
         key = f"p{self._chance.randrange(PARAMS)}"
         answer = http.post("/runs/log-parameter", json={"run_id": self._run, "key": key, "value": self.name})
         if answer.status_code == 400 and "not allowed" in answer.text:
-            self.told += 1
+            self.completed_calls += 1
         elif self._acknowledged(answer):
             self.params[key] = self.name
 
@@ -125,7 +125,7 @@ class Client(threading.Thread):
     def _acknowledged(self, answer: httpx.Response) -> bool:
         if answer.status_code not in (200, 503):
             self.faults.append(f"{answer.request.url}: {answer.status_code} {answer.text}")
-        self.told += answer.status_code == 200
+        self.completed_calls += answer.status_code == 200
         return answer.status_code == 200
 
 
@@ -147,10 +147,10 @@ class RegistryHistory:
         for client in self._clients:
             client.start()
 
-    def go_on(self) -> None:
+    def wait_for_progress(self) -> None:
         """Wait until some more calls of every client were acknowledged."""
-        wanted = [client.told + 15 for client in self._clients]
-        wait_for(lambda: all(c.faults or c.told >= w for c, w in zip(self._clients, wanted, strict=True)))
+        wanted = [client.completed_calls + 15 for client in self._clients]
+        wait_for(lambda: all(c.faults or c.completed_calls >= w for c, w in zip(self._clients, wanted, strict=True)))
 
     def check(self) -> None:
         """Assert that every acknowledged response agrees with the stored state."""
@@ -165,9 +165,9 @@ class RegistryHistory:
             found += more
         numbers = [version.version for version in found]
         assert numbers == list(range(len(numbers), 0, -1)), "a gap, or a number twice"
-        told = [number for client in clients for number in client.versions]
-        assert len(told) == len(set(told)), "two clients were given one version"
-        assert set(told) <= set(numbers), "a version that was acknowledged is lost"
+        client_versions = [number for client in clients for number in client.versions]
+        assert len(client_versions) == len(set(client_versions)), "two clients were given one version"
+        assert set(client_versions) <= set(numbers), "a version that was acknowledged is lost"
         for client in clients:
             assert client.versions == sorted(client.versions), "numbers went back"
         assert [version.stage for version in found].count("production") <= 1

@@ -66,7 +66,7 @@ class Client(threading.Thread):
         self._enough.set()
         self.join()
 
-    def told(self) -> Counter[tuple[str, str]]:
+    def acknowledged_calls(self) -> Counter[tuple[str, str]]:
         """Return the number of acknowledged calls, by run and path."""
         return Counter((f"run:{self._run}", self.call(number)[0]) for number in range(self.acknowledged))
 
@@ -107,7 +107,7 @@ class Client(threading.Thread):
             assert newest.step == max(step for step, _ in stored)
 
 
-def go_on(clients: list[Client], calls: int = 20) -> None:
+def wait_for_progress(clients: list[Client], calls: int = 20) -> None:
     """Wait until each client has so many more calls acknowledged."""
     wanted = [client.acknowledged + calls for client in clients]
     wait_for(lambda: all(c.refused or c.acknowledged >= number for c, number in zip(clients, wanted, strict=True)))
@@ -139,8 +139,8 @@ def killed(servers: list[ServerProcess], database: Database, kills: Sequence[Cal
     registry = RegistryHistory(servers, database)
     clients = clients_of(servers, tracking)
     for kill in [*kills, None]:
-        go_on(clients)
-        registry.go_on()
+        wait_for_progress(clients)
+        registry.wait_for_progress()
         if kill:
             kill()
     check(clients, tracking)
@@ -161,10 +161,10 @@ def check_audit(clients: list[Client], database: Database, kills: int) -> None:
     for call in calls:
         if call["status"] == 200 and len(call["objects"]) == 1:
             counted[call["objects"][0], call["route"].rpartition("/")[2]] += call["count"]
-    told: Counter[tuple[str, str]] = Counter()
+    acknowledged: Counter[tuple[str, str]] = Counter()
     for client in clients:
-        told += client.told()
-    for kind, number in told.items():
+        acknowledged += client.acknowledged_calls()
+    for kind, number in acknowledged.items():
         # A call without a response may be stored twice: by PostgreSQL's fast path and by the group writer.
         assert number <= counted[kind] <= number + 2 * kills * len(clients), kind
 

@@ -67,9 +67,9 @@ def until_ready(client: httpx.Client, process: "subprocess.Popen[str]") -> None:
 def test_ctrl_c_stops_the_server_without_traceback(tmp_path: Path) -> None:
     with serving(tmp_path) as (_, process):
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=STARTS_WITHIN)
+        _, stderr = process.communicate(timeout=STARTS_WITHIN)
     assert process.returncode == 130
-    assert "Traceback" not in told and "KeyboardInterrupt" not in told
+    assert "Traceback" not in stderr and "KeyboardInterrupt" not in stderr
 
 
 def made(client: httpx.Client) -> str:

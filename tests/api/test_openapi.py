@@ -130,16 +130,16 @@ def test_request_and_response_schemas_are_distinct_and_free_of_module_names(docu
 
 
 def test_every_mlflow_response_has_a_schema(document: dict[str, Any]) -> None:
-    untold = [
+    undocumented = [
         (method, path)
         for path, operations in document["paths"].items()
         if path.startswith(("/api/2.0", "/api/3.0", "/ajax-api"))
         for method, operation in operations.items()
-        for status, told in operation["responses"].items()
-        for kind, content in told.get("content", {}).items()
+        for status, response in operation["responses"].items()
+        for kind, content in response.get("content", {}).items()
         if status == "200" and kind == "application/json" and not content["schema"]
     ]
-    assert untold == []
+    assert undocumented == []
 
 
 OWN = ("/v1/", "/alive", "/ready", "/health", "/version")
@@ -159,13 +159,13 @@ NOT_JSON = {
 def test_every_v1_response_has_a_schema(application_on_sqlite: Any, document: dict[str, Any]) -> None:
     """Checks the routes themselves: one that the document omits has no schema either."""
     routes = {(route.method, documented(route.template)) for route in application_on_sqlite.client.app.state.routes.all}
-    untold = {f"{method} {path}" for method, path in routes if method != "HEAD" and path.startswith(OWN)}
+    undocumented = {f"{method} {path}" for method, path in routes if method != "HEAD" and path.startswith(OWN)}
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
-            answers = [told["content"] for status, told in operation["responses"].items() if status.startswith("2")]
+            answers = [response["content"] for status, response in operation["responses"].items() if status.startswith("2")]
             if all(content.get("application/json", {}).get("schema") for content in answers):
-                untold.discard(f"{method.upper()} {path}")
-    assert untold == NOT_JSON
+                undocumented.discard(f"{method.upper()} {path}")
+    assert undocumented == NOT_JSON
 
 
 JSON_TYPES = {
@@ -184,10 +184,10 @@ def test_message_schemas_match_mlflows_protobuf_definitions(document: dict[str, 
         for method in service.DESCRIPTOR.methods:
             for endpoint in method.GetOptions().Extensions[databricks_pb2.rpc].endpoints:
                 path = endpoint.path.replace("<path:artifact_path>", "{artifact_path}")
-                told = document["paths"].get(f"/api/{endpoint.since.major}.0{path}", {}).get(endpoint.method.lower())
-                schema = told and told["responses"].get("200", {}).get("content", {}).get("application/json", {}).get(
-                    "schema"
-                )
+                operation = document["paths"].get(f"/api/{endpoint.since.major}.0{path}", {}).get(endpoint.method.lower())
+                schema = operation and operation["responses"].get("200", {}).get("content", {}).get(
+                    "application/json", {}
+                ).get("schema")
                 if schema:
                     answer = next(found for found in method.input_type.nested_types if found.name == "Response")
                     check_message(document, schema, answer, f"{endpoint.method} {endpoint.path}")
@@ -196,9 +196,9 @@ def test_message_schemas_match_mlflows_protobuf_definitions(document: dict[str, 
 
 
 def check_message(document: dict[str, Any], schema: dict[str, Any], descriptor: Descriptor, where: str) -> None:
-    told = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
-    assert told["additionalProperties"] is False, where
-    for name, form in told["properties"].items():
+    definition = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+    assert definition["additionalProperties"] is False, where
+    for name, form in definition["properties"].items():
         field, at = descriptor.fields_by_name.get(name), f"{where}.{name}"
         assert field is not None, f"{at}: MLflow has no such field"
         is_map = field.message_type is not None and field.message_type.GetOptions().map_entry

@@ -21,7 +21,7 @@ TOTALS = Totals(
 )
 
 
-class Told(Collector):
+class TotalsCollector(Collector):
     def collect(self) -> list[Metric]:
         return [*metric_families(TOTALS, {"datasets": "hanzo-datasets"}, {"nvidia-h100-80gb": 40})]
 
@@ -29,7 +29,7 @@ class Told(Collector):
 @pytest.mark.requirement("V3", "V4", "V5")
 def test_metrics_page_has_the_values_from_the_database() -> None:
     registry = CollectorRegistry()
-    registry.register(Told())
+    registry.register(TotalsCollector())
     page = generate_latest(registry).decode()
     lines = {line for line in page.splitlines() if not line.startswith("#")}
     assert {

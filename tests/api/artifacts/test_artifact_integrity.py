@@ -88,9 +88,9 @@ def test_corrupt_artifact_answers_409_and_emits_an_event(server: ArtifactServer,
         assert json.loads(answer.body)["error_code"] == "DATA_LOSS"
         assert "SHA-256" in json.loads(answer.body)["message"]
         assert spoiled[:4] not in answer.body
-    told = [event for event in server.broken_events() if event["uri"] == place]
-    assert {event["organization"] for event in told} == {"default"}, "the audit log shows an organization what is its own"
-    assert [(event["expected_sha256"], event["found_sha256"]) for event in told] == [
+    events = [event for event in server.broken_events() if event["uri"] == place]
+    assert {event["organization"] for event in events} == {"default"}, "the audit log shows an organization what is its own"
+    assert [(event["expected_sha256"], event["found_sha256"]) for event in events] == [
         ([hashlib.sha256(body).hexdigest()], hashlib.sha256(spoiled).hexdigest())
     ]
     server.store.put_bytes(place, body)

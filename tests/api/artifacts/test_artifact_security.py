@@ -152,13 +152,15 @@ Dagster's web server; tests/api/dagster_ui attacks its paths."""
 def test_every_route_taking_a_path_is_covered() -> None:
     addresses = [address for _, address in routes("RUN", "MODEL").values()]
     known = [address.partition("?")[0].replace("/ajax-api/", "/api/") for address in addresses]
-    taking = {"path", "artifact_path", "artifact_file_path", "artifact_directory_path", "key"}
+    path_fields = {"path", "artifact_path", "artifact_file_path", "artifact_directory_path", "key"}
     for router in (*MLFLOW_ROUTERS, *ROUTERS):
         for route in router.routes:
             dependant = getattr(route, "dependant", None)
             if route.path in NAMES_NO_FILE:
                 continue
-            if dependant is None or not taking & {field.name for field in (*dependant.path_params, *dependant.query_params)}:
+            if dependant is None or not path_fields & {
+                field.name for field in (*dependant.path_params, *dependant.query_params)
+            }:
                 continue
             fixed = [part for part in route.path.split("/") if part and not part.startswith("{")]
             assert any(all(part in address.split("/") for part in fixed) for address in known), route.path

@@ -292,13 +292,13 @@ def test_logging_calls_are_counted_before_their_response_is_sent(local: FastAPI)
             (f"/v1/runs/{run}/metrics", {"metrics": [{"key": "k", "value": 1}]}),
             (f"/v1/runs/{run}/params", {"params": {"other": "v"}}),
         ]
-        told: Counter[str] = Counter(create=1)
+        expected: Counter[str] = Counter(create=1)
         for path, body in logging:
             assert http.post(path, json=body).is_success, path
-            told[path.rpartition("/")[2]] += 1
-            assert counted_in(local) == told
+            expected[path.rpartition("/")[2]] += 1
+            assert counted_in(local) == expected
         assert http.post(f"{MLFLOW}/runs/log-metric", json={"run_id": "no run", **point}).status_code == 404
-    assert counted_in(local) == told + Counter({"log-metric": 1}), "what was refused is counted, but not waited for"
+    assert counted_in(local) == expected + Counter({"log-metric": 1}), "what was refused is counted, but not waited for"
 
 
 def test_every_writing_route_is_audited_without_sign_in(local: FastAPI) -> None:

@@ -48,8 +48,8 @@ def test_job_token_logs_everything_to_its_own_run(job: Job) -> None:
 
 def test_job_token_gets_501_for_traces_like_any_caller(job: Job) -> None:
     for path in ("/v1/traces", "/api/3.0/mlflow/traces"):
-        told = job.http.post(path, content=b"\xff no JSON", headers={"Content-Type": "application/x-protobuf"})
-        assert (told.status_code, told.json()["error_code"]) == (501, "NOT_IMPLEMENTED")
+        answer = job.http.post(path, content=b"\xff no JSON", headers={"Content-Type": "application/x-protobuf"})
+        assert (answer.status_code, answer.json()["error_code"]) == (501, "NOT_IMPLEMENTED")
     assert job.http.get(f"{MLFLOW}/webhooks").status_code == 501
 
 

@@ -43,7 +43,7 @@ def calls(run_id: str, model_id: str, drawn: random.Random) -> dict[str, tuple[s
     }
 
 
-def read_anew(database: Database, run_id: str) -> Any:
+def read_stored_run(database: Database, run_id: str) -> Any:
     tracking = Tracking(database)
     return json.loads(msgspec.json.encode(run_message(tracking.run_search.get(tracking.runs.get(run_id)))))
 
@@ -68,6 +68,6 @@ def test_cached_runs_equal_stored_runs_after_random_calls(http: TestClient, seed
         if answer.status_code == 200:
             succeeded.add(path.replace(run_id, "RUN"))
         found = http.post(f"{MLFLOW}/runs/search", json={"experiment_ids": ["0"], "run_view_type": "ALL"}).json()["runs"]
-        assert {run["info"]["run_id"]: run for run in found} == {run: read_anew(database, run) for run in runs}, path
-        assert http.get(f"{MLFLOW}/runs/get", params={"run_id": run_id}).json()["run"] == read_anew(database, run_id)
+        assert {run["info"]["run_id"]: run for run in found} == {run: read_stored_run(database, run) for run in runs}, path
+        assert http.get(f"{MLFLOW}/runs/get", params={"run_id": run_id}).json()["run"] == read_stored_run(database, run_id)
     assert len(succeeded) == len(calls(run_id, model_id, drawn)), "each kind of call succeeded at least once"

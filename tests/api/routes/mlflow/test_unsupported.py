@@ -112,8 +112,8 @@ def test_tracing_script_keeps_running_and_logs_why_traces_are_refused(server: Se
         [sys.executable, "-c", SCRIPT], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=180
     )
     assert done.returncode == 0, done.stderr
-    told = [line for line in done.stderr.splitlines() if " WARNING " in line or " ERROR " in line]
-    assert len(told) == 2 and all("This server has no traces and assessments" in line for line in told), done.stderr
+    warnings = [line for line in done.stderr.splitlines() if " WARNING " in line or " ERROR " in line]
+    assert len(warnings) == 2 and all("This server has no traces and assessments" in line for line in warnings), done.stderr
     assert "Retry" not in done.stderr and "Traceback" not in done.stderr
     client = MlflowClient(server.url)
     experiment = client.get_experiment_by_name("traced")
@@ -134,9 +134,9 @@ def test_disabling_traces_as_advised_silences_warnings_and_keeps_model_logging(
 
     After it, `log_model` of MLflow's client 3.17 never returned.
     """
-    told = httpx.post(f"{server.url}/api/3.0/mlflow/traces").json()["message"]
-    advised = re.search(r"([A-Z_]+)=(\S+) in a script's environment", told)
-    assert advised is not None, told
+    message = httpx.post(f"{server.url}/api/3.0/mlflow/traces").json()["message"]
+    advised = re.search(r"([A-Z_]+)=(\S+) in a script's environment", message)
+    assert advised is not None, message
     environ = {**os.environ, "MLFLOW_TRACKING_URI": server.url, advised[1]: advised[2]}
     script = SCRIPT.replace("traced", "advised") + LOGS_A_MODEL
     done = subprocess.run(

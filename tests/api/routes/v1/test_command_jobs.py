@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 from api.routes.v1 import jobs
 from hanzo_ml.cli.connection import iterate_pages
 from hanzo_ml.cli.job import list_jobs
-from hanzo_ml.cli.job import logs as told_logs
+from hanzo_ml.cli.job import logs as print_logs
 from recipes.contracts.command_job import MAX_CODE_BYTES
 from recipes.contracts.job import Program
 from recipes.storage.artifact_store import Store
@@ -126,8 +126,8 @@ def test_log_of_a_running_command_is_shown(http: TestClient, settings: Settings)
     long = "x" * (3 << 20)
     (folder / "log.txt").write_text(f"epoch 1\n{long}\nhalf a li")
     assert len(str(http.get(f"/v1/jobs/{job['id']}").json()["logs"])) < 70_000
-    told = http.get(f"/v1/jobs/{job['id']}/logs", params={"follow": False}).text
-    assert "".join(told.replace("\n\n", "").split("data: ")).startswith(f"epoch 1{long}half a lievent: end")
+    stream = http.get(f"/v1/jobs/{job['id']}/logs", params={"follow": False}).text
+    assert "".join(stream.replace("\n\n", "").split("data: ")).startswith(f"epoch 1{long}half a lievent: end")
 
 
 @pytest.mark.requirement("G1")
@@ -141,7 +141,7 @@ def test_log_is_streamed_completely_with_unusual_line_separators(
     odd = [b"a\x0bb\x0cc\x1cd\xc2\x85e\xe2\x80\xa8f", b"\xff\xfe\x00", b"\x1b[31mred\x1b[0m", b"event: end", b"", b": x"]
     (folder / "log.txt").write_bytes(b"\n".join([*odd, b"Segmentation fault"]))
     monkeypatch.setenv("HANZO_ML_TRACKING_URI", server.url)
-    told_logs(job)
+    print_logs(job)
     seen = [
         "a^Kb^Lc^\\d\\x85e\u2028f",
         "\ufffd\ufffd^@",
@@ -167,7 +167,7 @@ def test_terminal_control_sequences_in_logs_and_job_names_are_escaped(
     )
     monkeypatch.setenv("HANZO_ML_TRACKING_URI", server.url)
     monkeypatch.setenv("COLUMNS", "200")
-    told_logs(job)
+    print_logs(job)
     assert capsys.readouterr().out == "^[]0;theirs^G\x1b[1;31mred\x1b[0m\t7%^[]52;c;eA==^[\\^H \\x9b2J\n"
     list_jobs(status=None)
     assert "mine^[[2J^[]0;theirs^G" in capsys.readouterr().out
@@ -175,15 +175,15 @@ def test_terminal_control_sequences_in_logs_and_job_names_are_escaped(
 
 def test_progress_bar_updates_are_streamed_as_lines(tmp_path: Path) -> None:
     """It ends its line only at the end: followers saw nothing for hours."""
-    compute, job, told = LocalCompute(tmp_path), JobRef("job-1", Program.COMMAND), b""
+    compute, job, log = LocalCompute(tmp_path), JobRef("job-1", Program.COMMAND), b""
     compute.folder(job).mkdir(parents=True)
     path = compute.folder(job) / "log.txt"
     for drawn in (b"begin\r\n", b"\r 3%|#", b"\r 6%|##", b"\r 9%|###\r", b"\n"):
         with path.open("ab") as file:
             file.write(drawn)
-        told += (new := jobs.read_new_lines(compute, job, len(told), is_last=False))
+        log += (new := jobs.read_new_lines(compute, job, len(log), is_last=False))
         assert not drawn.startswith(b"\r 6") or new == b" 3%|#\r"
-    assert told.splitlines() == [b"begin", b"", b" 3%|#", b" 6%|##", b" 9%|###"]
+    assert log.splitlines() == [b"begin", b"", b" 3%|#", b" 6%|##", b" 9%|###"]
 
 
 def test_followers_of_silent_jobs_do_not_block_other_requests(server: ServerProcess) -> None:
@@ -207,14 +207,14 @@ def test_silent_log_stream_sends_keepalive_comments(
     monkeypatch.setattr(jobs, "POLL_SECONDS", 0.001)
 
     async def followed() -> list[str]:
-        told = []
+        chunks = []
         async for chunk in jobs.stream_log(database, open_backend(settings), Jobs(database).read(job), follow=True):
-            told.append(chunk)
-            if len(told) == 2:
+            chunks.append(chunk)
+            if len(chunks) == 2:
                 path.parent.mkdir(parents=True)
                 path.write_text("epoch 1\n")
                 Jobs(database).cancel(job)
-        return told
+        return chunks
 
     database = Database(settings.database_url)
     first, second, *rest = asyncio.run(followed())
@@ -231,12 +231,12 @@ def test_environment_values_are_masked_in_jobs_and_events(http: TestClient, sett
     database = Database(settings.database_url)
     with database.write() as connection:  # as an earlier release wrote it
         emit(connection, "jobs", "job.submitted", job, {"job_id": job, "config": {"env": env}})
-    told = [answer.json(), http.get(f"/v1/jobs/{job}").json(), http.get("/v1/jobs").json()["jobs"][0]]
-    told.append(http.post(f"/v1/jobs/{job}/cancel").json())
-    told.append(http.post(f"/v1/jobs/{job}/resume").json())
+    documents = [answer.json(), http.get(f"/v1/jobs/{job}").json(), http.get("/v1/jobs").json()["jobs"][0]]
+    documents.append(http.post(f"/v1/jobs/{job}/cancel").json())
+    documents.append(http.post(f"/v1/jobs/{job}/resume").json())
     events = http.get("/v1/events", params={"type": "job.submitted"}).json()["events"]
-    told.extend(event["payload"] for event in events)
-    assert [each["config"]["env"] for each in told] == [{"HF_TOKEN": MASK, "HANZO_ML_EXPERIMENT": "doors"}] * 7
+    documents.extend(event["payload"] for event in events)
+    assert [each["config"]["env"] for each in documents] == [{"HF_TOKEN": MASK, "HANZO_ML_EXPERIMENT": "doors"}] * 7
     kept = Jobs(database).read(job)
     assert (kept.status, read_command(kept).script.env) == ("queued", env)
     with database.read() as connection:

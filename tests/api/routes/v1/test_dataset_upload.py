@@ -97,8 +97,8 @@ def test_each_format_is_accepted_as_form_and_as_raw_body(http: TestClient, tmp_p
     format, data = FILES[name](tmp_path / "data")
     form = http.post("/v1/datasets", data={"name": "d", "format": format}, files={"files": (name, data)})
     assert (form.status_code, form.json()["num_records"]) == (201, 2), form.text
-    told = {"name": "d", "file": name, "format": format}
-    raw = http.post("/v1/datasets/raw", params=told, content=data)
+    params = {"name": "d", "file": name, "format": format}
+    raw = http.post("/v1/datasets/raw", params=params, content=data)
     assert (raw.json()["created"], raw.json()["id"]) == (False, form.json()["id"])
 
 

@@ -306,8 +306,8 @@ def test_signed_link_serves_no_byte_of_corrupt_content(
         answer = httpx.get(links[0], trust_env=False, headers=asked)
         assert (answer.status_code, answer.json()["error_code"]) == (409, "DATA_LOSS")
     if content != "train":
-        told = http.get("/v1/audit", params={"type": "artifact.broken", "limit": 1000}).json()["events"]
-        assert {path.name for path in ruined} & {event["payload"]["uri"].rpartition("/")[2] for event in told}
+        events = http.get("/v1/audit", params={"type": "artifact.broken", "limit": 1000}).json()["events"]
+        assert {path.name for path in ruined} & {event["payload"]["uri"].rpartition("/")[2] for event in events}
 
 
 def test_s3_link_expires_after_the_requested_time(tmp_path: Path, s3_session: S3Server) -> None:
@@ -436,9 +436,9 @@ def test_dataset_from_a_source_may_be_requested_as_json(server: ServerProcess, h
         b'"' + b"x" * (2 << 20) + b'"': "send its files in a form",
         json.dumps({**said, "source": "file:///etc"}).encode(): "fetches nothing from there",
     }
-    for body, told in refused.items():
+    for body, message in refused.items():
         answer = http.post("/v1/datasets", content=body, headers={"Content-Type": "application/json"})
-        assert answer.status_code in (400, 403) and told in answer.json()["message"], answer.text
+        assert answer.status_code in (400, 403) and message in answer.json()["message"], answer.text
 
 
 @pytest.mark.requirement("B12")

@@ -52,8 +52,8 @@ def without_evaluation(metric: str) -> dict[str, Any]:
     return {"base_config": base, "objective": {"metric": metric}}
 
 
-def nested(parameters: dict[str, Any], **beside: Any) -> dict[str, Any]:
-    return {"base_config": {"dataset": "instruction-v2", "parameters": parameters, **beside}}
+def nested(parameters: dict[str, Any], **base: Any) -> dict[str, Any]:
+    return {"base_config": {"dataset": "instruction-v2", "parameters": parameters, **base}}
 
 
 MODULES = "lora_target_modules"
@@ -129,9 +129,9 @@ def test_specified_sweep_file_runs_unchanged(
     advance_sweep(database, Store(server.settings.store), sweep, lambda job: True)
     best = ask(server, "GET", f"/v1/hpo/{sweep}")["best_trial"]
     assert (best["number"], best["value"], best["step"]) == (1, 0.4, 500)
-    told = run(server.url, "hpo", "results", sweep, "--top", "2")
-    assert told.returncode == 0, told.stderr
-    assert "4 completed, 4 queued of 50 by bayesian" in told.stdout.splitlines()[0]
+    process = run(server.url, "hpo", "results", sweep, "--top", "2")
+    assert process.returncode == 0, process.stderr
+    assert "4 completed, 4 queued of 50 by bayesian" in process.stdout.splitlines()[0]
     results = json.loads(run(server.url, "hpo", "results", sweep, "--top", "2", "--json").stdout)["results"]
     assert [trial["number"] for trial in results] == [1, 3]
     broken, waiting, running, _ = ask(server, "GET", f"/v1/hpo/{sweep}/trials")["trials"][4:]
@@ -319,7 +319,7 @@ def test_untrainable_sweep_is_refused_and_not_recorded(
 
 
 @pytest.mark.parametrize(
-    ("dimension", "told"),
+    ("dimension", "message"),
     [
         ("{type: uniform, min: 0.1, max: 0.3, log: true}", "line 5: unknown key 'search_space.learning_rate.log'"),
         ("{type: uniform, max: 0.3}", "line 5: 'search_space.learning_rate.min' is missing or empty: give it a value"),
@@ -333,13 +333,13 @@ def test_untrainable_sweep_is_refused_and_not_recorded(
     ],
 )
 def test_invalid_search_space_is_refused_with_key_and_line(
-    server: ServerProcess, dataset: str, tmp_path: Path, dimension: str, told: str
+    server: ServerProcess, dataset: str, tmp_path: Path, dimension: str, message: str
 ) -> None:
     file = tmp_path / "sweep.yaml"
     head = f"experiment: doors\nbase_config: {{dataset: {dataset}}}\nobjective: {{metric: eval/loss}}\nsearch_space:\n"
     file.write_text(f"{head}  learning_rate: {dimension}\n")
     refused = run(server.url, "hpo", "start", str(file))
-    assert refused.returncode == 1 and told in refused.stderr
+    assert refused.returncode == 1 and message in refused.stderr
 
 
 def test_search_space_accepts_module_lists_and_null(server: ServerProcess, dataset: str, database: Database) -> None:
@@ -365,9 +365,9 @@ def test_search_space_accepts_module_lists_and_null(server: ServerProcess, datas
 
 
 def test_trainable_sweep_is_accepted(server: ServerProcess, dataset: str) -> None:
-    told = {**without_evaluation("eval/loss")["base_config"], "eval_steps": 10, "schedule": {"max_duration": "2h"}}
+    base = {**without_evaluation("eval/loss")["base_config"], "eval_steps": 10, "schedule": {"max_duration": "2h"}}
     others = (pbt(pbt={"population": 2, "generations": 40}, max_trials=80), halving({"min_steps": 39}))
-    evaluated = ({"base_config": told}, {"base_config": {**told, "recipe": None}})
+    evaluated = ({"base_config": base}, {"base_config": {**base, "recipe": None}})
     for changes in (without_evaluation("train/loss"), *evaluated, *others, nested({"max_steps": 4}, eval_steps=2)):
         found = ask(server, "POST", "/v1/hpo", 201, small(**changes))
         ask(server, "POST", f"/v1/hpo/{found['id']}/cancel")
@@ -407,8 +407,8 @@ def test_sweep_metric_may_come_from_an_installed_objective(breakable: TestClient
 
 
 def test_listing_sweeps_by_unknown_status_is_refused(server: ServerProcess) -> None:
-    told = ask(server, "GET", "/v1/hpo?status=done", 400)["message"]
-    assert told == "status 'done' is unknown: use one of running, completed, failed, cancelled"
+    message = ask(server, "GET", "/v1/hpo?status=done", 400)["message"]
+    assert message == "status 'done' is unknown: use one of running, completed, failed, cancelled"
 
 
 def test_missing_sweep_and_missing_sweep_file_are_refused_with_a_hint(server: ServerProcess) -> None:

@@ -236,19 +236,23 @@ def test_version_of_a_logged_model_shows_data_of_its_run_and_files(http: TestCli
     root = http.get(f"{MLFLOW}/logged-models/{model}").json()["model"]["info"]["artifact_uri"]
     ways = [(f"models:/{model}", {"model_id": model}), (f"runs:/{run}/final", {"run_id": run}), (root, {"model_id": model})]
     for source, more in ways:
-        told = pointed(http, source, **more)
-        assert (told["architecture"], told["base_model"], told["method"]) == ("LlamaForCausalLM", "zenlm/zen-7b", "lora")
-        assert told["artifacts"] == {"safetensors": weights, "mlflow": folder}
-        assert told["metrics"] == {"eval/loss": 0.25}
-        assert told["training_config"] == {"method": "lora", "learning_rate": 2e-5}
+        version = pointed(http, source, **more)
+        assert (version["architecture"], version["base_model"], version["method"]) == (
+            "LlamaForCausalLM",
+            "zenlm/zen-7b",
+            "lora",
+        )
+        assert version["artifacts"] == {"safetensors": weights, "mlflow": folder}
+        assert version["metrics"] == {"eval/loss": 0.25}
+        assert version["training_config"] == {"method": "lora", "learning_rate": 2e-5}
     copy = pointed(http, "models:/pointed/1")
     assert {key: copy[key] for key in ("architecture", "artifacts", "metrics", "training_config")} == {
-        key: told[key] for key in ("architecture", "artifacts", "metrics", "training_config")
+        key: version[key] for key in ("architecture", "artifacts", "metrics", "training_config")
     }
     part = pointed(http, f"runs:/{run}/final/model", run_id=run)
     assert part["artifacts"] == {"safetensors": weights}
     own = register(http, artifact_uri=f"runs:/{run}/final", metrics={"auc": 0.97}).json()
-    assert (own["metrics"], own["artifacts"]) == ({"auc": 0.97}, told["artifacts"])
+    assert (own["metrics"], own["artifacts"]) == ({"auc": 0.97}, version["artifacts"])
     moved = http.put("/v1/models/pointed/versions/1/stage", json={"stage": "production"}).json()
     assert (moved["servable"], moved["status"], moved["reason"]) == (False, "ready", "not served: no file")
 
@@ -263,8 +267,8 @@ def test_unknown_fields_of_a_version_are_null(http: TestClient, settings: Settin
     assert by_hand["artifacts"] == {"safetensors": {"path": f"{FILES}/w.safetensors", "size_bytes": 1, "checksum": None}}
     for mlmodel in (b"[]", b"flavors: 7", b"\xff", b"a: &a [x]\nb: [*a, *c]", b"flavors: {1: x}"):
         run, _ = logged_model(http, "odd", {"MLmodel": mlmodel})
-        told = pointed(http, f"runs:/{run}/odd", run_id=run)
-        assert told["artifacts"]["mlflow"].keys() == {"path", "size_bytes", "checksum"}
+        version = pointed(http, f"runs:/{run}/odd", run_id=run)
+        assert version["artifacts"]["mlflow"].keys() == {"path", "size_bytes", "checksum"}
 
 
 @pytest.mark.parametrize("config", [b"{", b"[]", b'{"architectures": "x"}', b'{"architectures": [7]}', b"[" * 100_000])

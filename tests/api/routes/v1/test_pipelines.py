@@ -27,11 +27,11 @@ def test_pipeline_run_with_a_recipe_submits_a_job(made: TestClient, path: str) -
     answer = start(
         made, path, data_source="fraud", model_type=RECIPE, hyperparams=asked, resources={"gpus": 1, "memory": "64Gi"}
     )
-    told = answer.json()
-    assert answer.status_code == 201, told
-    assert told["run_id"] == told["job_id"] == told["id"]
-    assert (told["pipeline_id"], told["status"]) == ("fraud_model_v2", "queued")
-    job = made.get(f"/v1/jobs/{told['job_id']}").json()
+    run = answer.json()
+    assert answer.status_code == 201, run
+    assert run["run_id"] == run["job_id"] == run["id"]
+    assert (run["pipeline_id"], run["status"]) == ("fraud_model_v2", "queued")
+    job = made.get(f"/v1/jobs/{run['job_id']}").json()
     assert (job["name"], job["type"]) == ("fraud_model_v2", "training")
     assert job["config"] == {
         "name": "fraud_model_v2",
@@ -41,7 +41,7 @@ def test_pipeline_run_with_a_recipe_submits_a_job(made: TestClient, path: str) -
         "recipe": RECIPE,
         "parameters": {**asked, "hardware": {"gpus": 1, "memory": "64Gi"}},
     }
-    assert made.get(f"/v1/runs/{told['run_id']}").json()["status"] == "queued"
+    assert made.get(f"/v1/runs/{run['run_id']}").json()["status"] == "queued"
 
 
 def test_pipeline_run_without_model_type_uses_the_model_definition(made: TestClient) -> None:
@@ -51,7 +51,7 @@ def test_pipeline_run_without_model_type_uses_the_model_definition(made: TestCli
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "message"),
     [
         ({"data_source": "fraud", "model_type": "xgboost", "hyperparams": {"lr": 0.01, "depth": 8}}, "with a `command`"),
         ({"data_source": "s3://data/fraud/2024/", "model_type": RECIPE}, "hanzo-ml dataset create"),
@@ -65,9 +65,9 @@ def test_pipeline_run_without_model_type_uses_the_model_definition(made: TestCli
     ids=["type", "address", "dataset", "no data", "hyperparameter", "resource", "twice", "key"],
 )
 def test_unsupported_pipeline_run_is_refused_with_the_supported_options(
-    made: TestClient, config: dict[str, Any], told: str
+    made: TestClient, config: dict[str, Any], message: str
 ) -> None:
     answer = start(made, **config)
     assert answer.status_code in (400, 404), answer.text
-    assert told in answer.json()["message"]
+    assert message in answer.json()["message"]
     assert made.get("/v1/jobs").json()["jobs"] == []

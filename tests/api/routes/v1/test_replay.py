@@ -120,9 +120,9 @@ def test_a_replay_is_queued_with_the_record_of_the_first_run(http: TestClient, r
     assert answer.status_code == 201, answer.text
     job = answer.json()["job"]
     assert (job["status"], job["config"]["replay_of"], job["config"]["dataset"]) == ("queued", first, "doors@1")
-    told = {each["what"]: each["then"] for each in answer.json()["environment"]}
-    assert (told["torch"], told["processor"]) == ("1.0", "an old one")
-    assert "threads" not in told and "git commit" not in told
+    old_values = {each["what"]: each["then"] for each in answer.json()["environment"]}
+    assert (old_values["torch"], old_values["processor"]) == ("1.0", "an old one")
+    assert "threads" not in old_values and "git commit" not in old_values
     artifact = runs.store.find(f"s3://hanzo-ml/runs/{job['id']}/record")
     assert artifact is not None
     record = read_record(runs.store, artifact)
@@ -139,11 +139,11 @@ def test_replay_reports_changed_process_counts_as_a_cause_of_different_losses(ht
         jobs.fail("spread", "its machine died")
         resume_job(runs.database, runs.store, "spread", Wish(gpus=gpus), "u")
     runs.complete("spread")
-    told = {each["what"]: each for each in http.post("/v1/runs/spread/replay").json()["environment"]}
-    assert told["processes"] == {"what": "processes", "then": "1, 2, 3, 1", "now": "1"}
+    differences = {each["what"]: each for each in http.post("/v1/runs/spread/replay").json()["environment"]}
+    assert differences["processes"] == {"what": "processes", "then": "1, 2, 3, 1", "now": "1"}
     again = runs.complete("again", replay_of="spread")
     verdict = http.get(f"/v1/runs/{again}/replay").json()
-    assert told["processes"] in verdict["environment"]
+    assert differences["processes"] in verdict["environment"]
 
 
 def test_unreplayable_run_is_refused_with_the_reason(http: TestClient, runs: Runs) -> None:
