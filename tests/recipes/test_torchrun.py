@@ -64,7 +64,7 @@ def test_only_processes_failing_with_the_first_determine_exit_code() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("first", "second", "expected", "told"),
+    ("first", "second", "expected", "reported"),
     [
         (f"say({EXIT_BAD_CONFIGURATION})", "time.sleep(60)", EXIT_BAD_CONFIGURATION, True),
         ("time.sleep(60)", f"say({EXIT_RESTART})", EXIT_RESTART, True),
@@ -73,7 +73,7 @@ def test_only_processes_failing_with_the_first_determine_exit_code() -> None:
     ],
 )
 def test_own_exit_is_reported_and_a_kill_counts_as_kill(
-    tmp_path: Path, first: str, second: str, expected: int, told: bool
+    tmp_path: Path, first: str, second: str, expected: int, reported: bool
 ) -> None:
     """torchrun ends the other process at once, or by SIGKILL after an ignored SIGTERM."""
     job = House(tmp_path).job("")
@@ -86,7 +86,7 @@ def test_own_exit_is_reported_and_a_kill_counts_as_kill(
     options = (*shape, "--shutdown-timeout=4", "--no-python")
     command = [sys.executable, "-m", "recipes.torchrun", *options, sys.executable, "-c", program, str(job_file)]
     ended = subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=120, check=False)
-    assert (ended.returncode, (work / EXIT_FILE).exists()) == (expected, told)
+    assert (ended.returncode, (work / EXIT_FILE).exists()) == (expected, reported)
 
 
 SLOW_TO_END = """

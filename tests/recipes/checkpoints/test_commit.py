@@ -14,20 +14,20 @@ FILES = ("adapter_model.safetensors", "optimizer.pt", "rng/state.bin")
 @pytest.fixture
 def done(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Path]]:
     """Record fsync and rename calls, in order: what is flushed, and the new name."""
-    told: list[tuple[str, Path]] = []
+    calls: list[tuple[str, Path]] = []
     flush, rename = os.fsync, os.replace
 
     def flushed(descriptor: int) -> None:
-        told.append(("flush", Path(f"/proc/self/fd/{descriptor}").readlink()))
+        calls.append(("flush", Path(f"/proc/self/fd/{descriptor}").readlink()))
         flush(descriptor)
 
     def renamed(old: Path, new: Path) -> None:
-        told.append(("name", Path(new)))
+        calls.append(("name", Path(new)))
         rename(old, new)
 
     monkeypatch.setattr(os, "fsync", flushed)
     monkeypatch.setattr(os, "replace", renamed)
-    return told
+    return calls
 
 
 def test_commit_flushes_everything_before_rename(tmp_path: Path, done: list[tuple[str, Path]]) -> None:

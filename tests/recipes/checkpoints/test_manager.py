@@ -432,12 +432,12 @@ class Slow(Store):
 
     def __init__(self, address: StoreAddress) -> None:
         super().__init__(address)
-        self.reached, self.go_on = threading.Event(), threading.Event()
+        self.reached, self.released = threading.Event(), threading.Event()
 
     def put_file(self, uri: str, path: Path) -> None:
         super().put_file(uri, path)
         self.reached.set()
-        assert self.go_on.wait(60)
+        assert self.released.wait(60)
 
 
 def test_upload_in_progress_is_invisible_until_its_manifest(store: Store, tmp_path: Path) -> None:
@@ -447,7 +447,7 @@ def test_upload_in_progress_is_invisible_until_its_manifest(store: Store, tmp_pa
         (folder / "adapter_model.safetensors").write_bytes(b"weights")
     assert slow.reached.wait(60)
     assert checkpoints.stored_steps() == []
-    slow.go_on.set()
+    slow.released.set()
     checkpoints.wait()
     assert checkpoints.stored_steps() == [1]
 
@@ -464,7 +464,7 @@ def test_upload_overtaken_by_retention_leaves_no_files(
             for name in ("a.bin", "b.bin"):
                 (folder / name).write_bytes(name.encode())
         assert slow.reached.wait(60)
-    slow.go_on.set()
+    slow.released.set()
     checkpoints.wait()
     assert {uri.removeprefix(URI + "/").split("/")[0] for uri in store.list(URI)} == {"2"}
 
@@ -500,7 +500,7 @@ def test_slow_uploads_send_the_newest_and_the_best_checkpoint(
         if step == 1:
             assert late.reached.wait(60)
     assert checkpoints.local_steps() == [7, 6, 5, 2, 1], "one that is on its way stays until it has arrived"
-    late.go_on.set()
+    late.released.set()
     checkpoints.wait()
     assert checkpoints.stored_steps() == [7, 2, 1] and checkpoints.local_steps() == [7, 6, 5, 2]
     said = capsys.readouterr().out

@@ -50,7 +50,7 @@ def test_checkpoint_is_complete_with_the_last_part_in_any_upload_order(
     assert rows_in(found[1]) == of(6, 3)
     facts = Manifest.model_validate_json((found[1] / MANIFEST_FILE).read_bytes()).facts
     assert facts == {"samples_seen": 48, "step": 6}
-    assert not any(f"/{PARTS_FOLDER}/" in uri for uri in store.list(URI)), "what told of the parts is gone"
+    assert not any(f"/{PARTS_FOLDER}/" in uri for uri in store.list(URI)), "the manifests of the parts are gone"
 
 
 def test_simultaneous_part_uploads_make_one_complete_checkpoint(store: Store, tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_slow_machines_upload_the_same_steps(store: Store, tmp_path: Path, monke
 
     monkeypatch.setattr(Store, "put_files", slowly)
 
-    def go_on_to(step: int) -> None:
+    def save_on_all(step: int) -> None:
         waits = any(machine.has_pending_uploads() for machine in together)
         for number, machine in enumerate(together, 1):
             write(machine, step, CheckpointPart(number=number, of=2, save=f"save-{step}"), defer_upload=waits)
@@ -289,14 +289,14 @@ def test_slow_machines_upload_the_same_steps(store: Store, tmp_path: Path, monke
         machine.stored.drain_uploads()
 
     first, second = together
-    go_on_to(2)
-    go_on_to(4)
+    save_on_all(2)
+    save_on_all(4)
     let_go(first)
-    go_on_to(6)
+    save_on_all(6)
     let_go(second)
-    go_on_to(8)
+    save_on_all(8)
     let_go(first)
-    go_on_to(10)
+    save_on_all(10)
     let_go(second)
     assert first.stored_steps() == [8, 2]
     for machine in together:

@@ -69,7 +69,7 @@ def test_fsdp_script_resumes_from_shards_of_both_nodes(tmp_path: Path, s3: S3Ser
     assert codes == [0, 0], again.lines()
     (begun,) = {line for line in again.lines() if line.startswith("begins after")}
     after = int(begun.removeprefix("begins after "))
-    assert after > 0, "it began anew"
+    assert after > 0, "it started from scratch"
     before, now = steps(first), steps(again)
     assert {number for number, _ in now} == {*range(after + 1, STEPS + 1)}
     twice = {key for key in before if key[0] > after}

@@ -59,7 +59,7 @@ print(beside.words.HELLO, os.environ["COLOUR"])
     }
     assert {name: env.get(name) for name in expected} == expected
     assert env["PATH"].split(":")[0] == str(Path(sys.executable).parent)
-    assert Settings.load(env), "what it is told by variables is no setting that nobody knows"
+    assert Settings.load(env), "the job's variables contain no unknown setting"
     assert "HANZO_ML_DATASETS" not in env and "HF_HUB_OFFLINE" not in env
 
 

@@ -43,16 +43,16 @@ def test_incomplete_model_folder_is_refused(store: Store, folder: Path, tmp_path
     weights = folder / "model.safetensors"
     if name == "its end":
         weights.write_bytes(weights.read_bytes()[:-64])
-        told = r"has a broken model.safetensors \(.*\): copy it again"
+        message = r"has a broken model.safetensors \(.*\): copy it again"
     elif name == "a part of it":
         index = {"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-        told = "has no model-00002-of-00002.safetensors in"
+        message = "has no model-00002-of-00002.safetensors in"
     else:
         (folder / name).unlink()
-        told = f"has no {'safetensors file' if name == 'model.safetensors' else name} in .*: copy it again"
+        message = f"has no {'safetensors file' if name == 'model.safetensors' else name} in .*: copy it again"
     digest = hash_model_folder(folder)
-    with pytest.raises(BadConfiguration, match=told):
+    with pytest.raises(BadConfiguration, match=message):
         resolve_base_model(BaseModelRef(uri=folder.as_uri(), sha256=digest), store, tmp_path)
     assert not store.exists(f"s3://hanzo-models/base/{digest}")
 

@@ -49,11 +49,11 @@ def test_missing_values_are_filled_or_rejected_and_outliers_rejected(tmp_path: P
             expected.append({**row, "system": row.get("system") or "Answer briefly.", "level": row["level"] or 1})
     made = place.rows(result)
     assert sorted(map(canonical_json, made)) == sorted(map(canonical_json, expected))
-    told = {reject["line"]: (reject["reason"], reject["detail"]) for reject in place.rows(result, "rejected")}
-    assert told[2] == ("missing value", "'author' is missing")
-    assert told[5] == ("outlier", "'score' is below 0")
-    assert told[15] == ("outlier", "'score' is above 5")
-    assert told[35] == told[45] == ("outlier", "'score' is not a number")
+    rejects = {reject["line"]: (reject["reason"], reject["detail"]) for reject in place.rows(result, "rejected")}
+    assert rejects[2] == ("missing value", "'author' is missing")
+    assert rejects[5] == ("outlier", "'score' is below 0")
+    assert rejects[15] == ("outlier", "'score' is above 5")
+    assert rejects[35] == rejects[45] == ("outlier", "'score' is not a number")
 
 
 @pytest.mark.slow

@@ -112,9 +112,9 @@ def test_non_numeric_feature_value_is_rejected_with_its_line(tmp_path: Path) -> 
     result = place.prepare({"features": FEATURES})
     assert Served(place, result).find(rows[13]["customer"])["spend.count"] >= 1
     assert result.facts["rejected"] == {"no category": 2, "no number": 3}
-    told = {reject["line"]: reject["detail"] for reject in place.rows(result, "rejected")}
-    assert told[4].startswith("'age' is not a number") and told[6].startswith("'spend' is not a number")
-    assert told[8] == "'plan' is neither a text nor a number" and told[10].startswith("'customer'")
+    details = {reject["line"]: reject["detail"] for reject in place.rows(result, "rejected")}
+    assert details[4].startswith("'age' is not a number") and details[6].startswith("'spend' is not a number")
+    assert details[8] == "'plan' is neither a text nor a number" and details[10].startswith("'customer'")
 
 
 def test_personal_data_as_feature_key_is_rejected_when_masking(tmp_path: Path) -> None:

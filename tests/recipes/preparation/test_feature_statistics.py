@@ -143,11 +143,11 @@ def mapped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def calls_of(work: Callable[[], Any]) -> int:
     count = 0
 
-    def told(frame: Any, event: str, argument: Any) -> None:
+    def count_call(frame: Any, event: str, argument: Any) -> None:
         nonlocal count
         count += event in ("call", "c_call")
 
-    sys.setprofile(told)
+    sys.setprofile(count_call)
     try:
         work()
     finally:

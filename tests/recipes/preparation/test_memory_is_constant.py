@@ -35,7 +35,7 @@ BY_GROUP = {"split": {"group_by": "group"}, "filter": {"dedup": False}}
 BY_COLUMN = {"split": {"column": "split"}}
 
 
-def told_plan(folder: Path, ranges: int, parameters: dict[str, Any]) -> Plan:
+def plan_with_summaries(folder: Path, ranges: int, parameters: dict[str, Any]) -> Plan:
     """Write a plan whose summaries have equal, near, masked, grouped and rare-class records."""
     plan = Plan(
         folder,
@@ -77,7 +77,7 @@ def test_global_decisions_take_constant_memory_for_eight_times_the_records(
 ) -> None:
     peaks = []
     for ranges in (10, 80):
-        plan = told_plan(tmp_path / str(ranges), ranges, parameters)
+        plan = plan_with_summaries(tmp_path / str(ranges), ranges, parameters)
         tracemalloc.start()
         mark_duplicates(plan)
         decided = assign_records(plan, [RECORDS] * ranges)

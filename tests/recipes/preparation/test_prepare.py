@@ -106,7 +106,7 @@ def test_killed_preparation_resumes_and_writes_the_same_bytes(tmp_path: Path) ->
             time.sleep(0.005)
         process.wait()
         _, alive = psutil.wait_procs(children, timeout=30)
-        assert not alive, "workers end with whoever started them"
+        assert not alive, "workers end with the process that started them"
     assert kills >= 2
     assert process.returncode == 0
     result = json.loads(killed.store.get_bytes(job.result_uri))
@@ -124,12 +124,12 @@ def test_every_line_is_either_there_or_rejected_with_its_number_and_reason(tmp_p
     assert len(rejects) + sum(result.metrics.values()) == len(rows)
     assert Counter(reject["reason"] for reject in rejects) == result.facts["rejected"]
     assert [reject["line"] for reject in rejects] == sorted(reject["line"] for reject in rejects)
-    told = {reject["line"]: reject for reject in rejects}
+    by_line = {reject["line"]: reject for reject in rejects}
     for line, row in enumerate(rows, start=1):
         if isinstance(row, bytes):
-            assert told[line]["reason"] == ("not JSON" if row == b"not json" else "no layout")
+            assert by_line[line]["reason"] == ("not JSON" if row == b"not json" else "no layout")
         elif "id" in row:
-            assert told[line] == {"file": "records.jsonl", "line": line, "reason": "duplicate", "detail": ""}
+            assert by_line[line] == {"file": "records.jsonl", "line": line, "reason": "duplicate", "detail": ""}
 
 
 @pytest.mark.requirement("C2")

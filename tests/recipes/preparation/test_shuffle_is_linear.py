@@ -30,16 +30,16 @@ FEW = 75
 
 
 class InThisProcess(Workers):
-    """Run units in this process, and count the pickled bytes for a worker in `told`."""
+    """Run units in this process, and count the pickled bytes that a worker would get."""
 
     def __init__(self) -> None:
         super().__init__(0)
-        self.told = 0
+        self.pickled_bytes = 0
 
     def run(self, unit: Unit, calls: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
-        self.told += len(pickle.dumps(unit))
+        self.pickled_bytes += len(pickle.dumps(unit))
         for arguments in calls:
-            self.told += len(pickle.dumps(arguments))
+            self.pickled_bytes += len(pickle.dumps(arguments))
             yield unit(*arguments)
 
 
@@ -83,12 +83,12 @@ def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, names: Iterable[str]) -
 
 def test_shuffle_opens_and_writes_grow_linearly_with_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened, loaded = counted(monkeypatch, pa, ["memory_map"]), counted(monkeypatch, np, ["load"])
-    opens, sizes, told = [], [], []
+    opens, sizes, pickled = [], [], []
     for count in (FEW, 2 * FEW):
         place = Place(tmp_path / f"place{count}", questions(count), chunk_bytes=CHUNK_BYTES)
         workers = InThisProcess()
         plan = run_alone(tmp_path / str(count), place, FAN, workers=workers)
-        told.append(workers.told)
+        pickled.append(workers.pickled_bytes)
         opens.append(len(opened) + len(loaded))
         sizes.append(sum(file.stat().st_size for file in plan.work.rglob("*") if file.is_file()))
         opened.clear()
@@ -96,7 +96,7 @@ def test_shuffle_opens_and_writes_grow_linearly_with_records(tmp_path: Path, mon
         assert FAN**2 < len(plan.ranges) <= FAN**3
     assert opens[1] < 2.2 * opens[0]
     assert sizes[1] < 2.2 * sizes[0]
-    assert told[1] < 2.2 * told[0]
+    assert pickled[1] < 2.2 * pickled[0]
 
 
 def test_shuffle_objects_between_pods_grow_linearly_with_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

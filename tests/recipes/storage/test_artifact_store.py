@@ -259,13 +259,13 @@ def test_nested_artifact_does_not_prevent_fetching_in_place(in_folder: Store, fo
 class Fetching(Store):
     """Calls back for each piece after reading it and before writing it."""
 
-    def __init__(self, store: Store, told: Callable[[], None]) -> None:
+    def __init__(self, store: Store, on_piece: Callable[[], None]) -> None:
         super().__init__(store.address, VARIABLES)
-        self._told = told
+        self._on_piece = on_piece
 
     def prefetch_pieces(self, artifact_uri: str, file: FileRecord) -> Iterator[bytes]:
         for piece in super().prefetch_pieces(artifact_uri, file):
-            self._told()
+            self._on_piece()
             yield piece
 
 

@@ -32,7 +32,7 @@ def refusal(url: str) -> tuple[type[StoreUnavailable], str]:
 
 
 @pytest.mark.parametrize(
-    ("status", "code", "message", "told"),
+    ("status", "code", "message", "expected"),
     [
         (403, "InvalidAccessKeyId", "No such key.", "refuses what the keys are used for, with 403 Forbidden: {} " + KEYS),
         (404, "NoSuchBucket", "None.", "has no bucket hanzo-ml-datasets (settings storage.buckets, storage.endpoint)"),
@@ -40,11 +40,11 @@ def refusal(url: str) -> tuple[type[StoreUnavailable], str]:
         pytest.param(503, "SlowDown", "Slow.", "answers 503 Service Unavailable: {}", marks=pytest.mark.slow),
     ],
 )
-def test_server_error_message_is_reported(status: int, code: str, message: str, told: str) -> None:
+def test_server_error_message_is_reported(status: int, code: str, message: str, expected: str) -> None:
     """Regression: the message was cut off where the server's own text begins."""
     with answering(status, code, message) as url:
         kind, said = refusal(url)
-        assert said == f"{URI}: {url} {told.format(f'{code}: {message}')}"
+        assert said == f"{URI}: {url} {expected.format(f'{code}: {message}')}"
         assert kind is (StoreRefuses if status in (403, 404) else StoreUnavailable), "what another day may change nothing of"
 
 
@@ -68,8 +68,8 @@ def test_unreachable_server_is_reported_with_its_address() -> None:
 @pytest.mark.slow
 def test_untrusted_certificate_is_distinguished_from_an_outage(tmp_path: Path) -> None:
     with answering(503, "SlowDown", "Slow.", self_signed(tmp_path / "server.pem")) as url:
-        told = refusal(url)[1]
-    assert told.startswith(f"{URI}: the certificate of {url} is not trusted: ") and "SSL_CERT_FILE" in told
+        message = refusal(url)[1]
+    assert message.startswith(f"{URI}: the certificate of {url} is not trusted: ") and "SSL_CERT_FILE" in message
 
 
 def self_signed(file: Path) -> Path:

@@ -33,17 +33,17 @@ def test_file_upload_uses_the_requested_concurrency(
     s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
     """Of many concurrent files each has one request, because all are held in memory."""
-    told = told_to("put", monkeypatch)
+    options = record_options("put", monkeypatch)
     (tmp_path / "file").write_bytes(bytes(9 << 20))
     ObjectStore(s3.address, VARIABLES).put_file(URI, tmp_path / "file", at_once)
-    assert [named["max_concurrency"] for named in told] == [at_once]
+    assert [named["max_concurrency"] for named in options] == [at_once]
 
 
 def test_stream_upload_has_two_parts_in_flight(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server has many such uploads at a time."""
-    told = told_to("put_async", monkeypatch)
+    options = record_options("put_async", monkeypatch)
     asyncio.run(ObjectStore(s3.address, VARIABLES).put_stream(URI, arriving(MIN_PART_BYTES)))
-    assert [named["max_concurrency"] for named in told] == [2]
+    assert [named["max_concurrency"] for named in options] == [2]
 
 
 def test_object_of_known_size_is_read_with_one_request(s3: S3Server) -> None:
@@ -54,17 +54,17 @@ def test_object_of_known_size_is_read_with_one_request(s3: S3Server) -> None:
     assert [request.method for request in s3.requests] == ["GET"]
 
 
-def told_to(name: str, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def record_options(name: str, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Record the options that a library function is called with."""
-    told: list[dict[str, Any]] = []
+    recorded: list[dict[str, Any]] = []
     does = getattr(obstore, name)
 
     def remembered(*given: Any, **named: Any) -> Any:
-        told.append(named)
+        recorded.append(named)
         return does(*given, **named)
 
     monkeypatch.setattr(obstore, name, remembered)
-    return told
+    return recorded
 
 
 def test_missing_object_is_not_found_without_list_permission(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:

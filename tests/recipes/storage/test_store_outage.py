@@ -130,9 +130,9 @@ def test_store_of_an_earlier_release_is_adopted(folder: Folder, artifact: Artifa
 
 def test_permanently_lost_store_is_recreated_after_removing_its_marker(folder: Folder, artifact: Artifact) -> None:
     shutil.rmtree(folder.root)
-    with pytest.raises(StoreUnavailable, match=r"remove .*/\.objects-made/hanzo-ml-datasets ") as told:
+    with pytest.raises(StoreUnavailable, match=r"remove .*/\.objects-made/hanzo-ml-datasets ") as raised:
         Store(folder.address).list(DATASET)
-    Path(str(told.value).partition("remove ")[2].partition(" to use")[0]).unlink()
+    Path(str(raised.value).partition("remove ")[2].partition(" to use")[0]).unlink()
     assert Store(folder.address).list(DATASET) == []
 
 

@@ -53,16 +53,16 @@ class Gang:
         )
         words = program_command(mine, place, folder / "job.json")
         with self.log(rank).open("wb") as log:
-            told = environment() | self._variables[rank]
-            return subprocess.Popen(words, cwd=ROOT, stdout=log, stderr=log, start_new_session=True, env=told)
+            variables = environment() | self._variables[rank]
+            return subprocess.Popen(words, cwd=ROOT, stdout=log, stderr=log, start_new_session=True, env=variables)
 
     def log(self, rank: int) -> Path:
         return self._folder / f"{rank}.log"
 
     def step(self) -> int:
         """Return the newest step in the logs of the nodes."""
-        told = [re.findall(r" step (\d+)/\d+ loss ", self.log(rank).read_text()) for rank in range(NODES)]
-        return max((int(number) for numbers in told for number in numbers), default=0)
+        steps = [re.findall(r" step (\d+)/\d+ loss ", self.log(rank).read_text()) for rank in range(NODES)]
+        return max((int(number) for numbers in steps for number in numbers), default=0)
 
     def until(self, step: int) -> None:
         end = time.monotonic() + LONG

@@ -300,10 +300,10 @@ def test_random_state_is_restored_on_another_gpu(tmp_path: Path) -> None:
 def test_one_process_sees_one_of_two_gpus(runs: Runs) -> None:
     """transformers would use all GPUs that it finds, which multiplies the rows per step."""
     on_gpus(2)
-    told = on_gpus(1)
-    alone = runs.train(runs.job("gpu-told", **told))
-    untold = runs.train(runs.job("gpu-untold", hardware=told["hardware"]))
-    assert losses_of(untold) == losses_of(alone)
+    one_gpu = on_gpus(1)
+    alone = runs.train(runs.job("gpu-one-process", **one_gpu))
+    hardware_only = runs.train(runs.job("gpu-hardware-only", hardware=one_gpu["hardware"]))
+    assert losses_of(hardware_only) == losses_of(alone)
 
 
 def attended(
@@ -321,8 +321,8 @@ def attended(
         assert packed_attention.supports_packed_attention(model.config, torch.bfloat16)
         packed_attention.use_packed_attention(model)
     tokens = torch.randint(0, 400, positions.shape, generator=torch.Generator().manual_seed(1)).cuda()
-    told = {"position_ids": positions.cuda()} if stated else {}
-    loss = model(input_ids=tokens, labels=tokens, **told, use_cache=False).loss
+    inputs = {"position_ids": positions.cuda()} if stated else {}
+    loss = model(input_ids=tokens, labels=tokens, **inputs, use_cache=False).loss
     loss.backward()
     return loss.detach(), model.get_input_embeddings().weight.grad.float()
 

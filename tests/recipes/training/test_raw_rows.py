@@ -49,12 +49,12 @@ def rows_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_streamed_rows_equal_rows_of_all_records_bit_for_bit(rows_of: Any, capsys: pytest.CaptureFixture[str]) -> None:
     found = rows_of([*RECORDS[:79], PROMPTS_ALONE, TOO_LONG])
-    told = capsys.readouterr().out.splitlines()
+    lines = capsys.readouterr().out.splitlines()
     examples = encode_examples(make_tokenizer(), read_records(rows_of.folder), None, LENGTH)
-    assert [line.split(" ", 1)[1] for line in told] == [
+    assert [line.split(" ", 1)[1] for line in lines] == [
         line.split(" ", 1)[1] for line in capsys.readouterr().out.splitlines()
     ]
-    assert len(told) == 2, "what was cut, and what was left out"
+    assert len(lines) == 2, "what was cut, and what was left out"
     expected = pack_examples(examples, LENGTH, padding=0)
     assert len(found) == len(expected) > 10 and found.num_records == len(examples) == 80
     for index, row in enumerate(expected):
@@ -76,8 +76,8 @@ def test_neither_records_nor_tokens_are_held_in_memory(rows_of: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("records", "told"), [([], "it has no records"), ([PROMPTS_ALONE], "no answer fits into")], ids=["none", "too-long"]
+    ("records", "message"), [([], "it has no records"), ([PROMPTS_ALONE], "no answer fits into")], ids=["none", "too-long"]
 )
-def test_split_with_nothing_to_learn_is_refused(rows_of: Any, records: list[Any], told: str) -> None:
-    with pytest.raises(BadConfiguration, match=told):
+def test_split_with_nothing_to_learn_is_refused(rows_of: Any, records: list[Any], message: str) -> None:
+    with pytest.raises(BadConfiguration, match=message):
         rows_of(records)

@@ -227,17 +227,17 @@ def test_deterministic_algorithms_are_enforced_on_gpu_until_nondeterminism_is_al
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With `warn_only`, the backward pass of attention is not deterministic."""
-    told: list[tuple[bool, bool]] = []
+    calls: list[tuple[bool, bool]] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(
-        torch, "use_deterministic_algorithms", lambda mode, *, warn_only=False: told.append((mode, warn_only))
+        torch, "use_deterministic_algorithms", lambda mode, *, warn_only=False: calls.append((mode, warn_only))
     )
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":8:8")
     enable_determinism()
-    assert told == [(True, False)] and os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert calls == [(True, False)] and os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     allow_nondeterminism()
-    assert told[1:] == [(True, True)]
+    assert calls[1:] == [(True, True)]
     assert nondeterministic_operation(RuntimeError(f"cumsum_cuda_kernel {REFUSED}, but you set")) == "cumsum_cuda_kernel"
     assert nondeterministic_operation(RuntimeError("CUDA error: an illegal memory access was encountered")) is None
 
@@ -329,11 +329,11 @@ def test_non_leader_machine_discards_diverged_checkpoints(
     """It may lead the next start. The leader deletes the checkpoints in the store."""
     run = program.run_training
 
-    def run_beside(*given: Any) -> None:
+    def run_as_follower(*given: Any) -> None:
         run(*given)
         monkeypatch.setattr(ProcessGroup, "is_leader", False)
 
-    monkeypatch.setattr(program, "run_training", run_beside)
+    monkeypatch.setattr(program, "run_training", run_as_follower)
     work = tmp_path / "beside"
     place.run(place.job(work, {}), work)
     assert place.checkpoints(work).local_steps() == [2]

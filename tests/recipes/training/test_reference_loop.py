@@ -73,8 +73,8 @@ def test_run_matches_hand_written_training_loop(
         {"params": [p for name, p in model.named_parameters() if "norm" in name], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.999), eps=1e-8)
-    told = [entry for entry in logged if "loss" in entry]
-    assert len(told) == STEPS
+    entries = [entry for entry in logged if "loss" in entry]
+    assert len(entries) == STEPS
     for step, examples in enumerate(examples_of_steps(tiny, tiny.recipe(**CHANGED))):
         rate = RATE * (step / WARMUP if step < WARMUP else (STEPS - step) / (STEPS - WARMUP))
         for group in optimizer.param_groups:
@@ -93,6 +93,6 @@ def test_run_matches_hand_written_training_loop(
         for parameter in model.parameters():
             parameter.grad *= min(1.0, NORM / (float(norm) + 1e-6))
         optimizer.step()
-        assert told[step]["loss"] == pytest.approx(loss, rel=1e-5)
-        assert told[step]["grad_norm"] == pytest.approx(float(norm), rel=1e-4)
-        assert math.isclose(told[step]["learning_rate"], rate, abs_tol=1e-12)
+        assert entries[step]["loss"] == pytest.approx(loss, rel=1e-5)
+        assert entries[step]["grad_norm"] == pytest.approx(float(norm), rel=1e-4)
+        assert math.isclose(entries[step]["learning_rate"], rate, abs_tol=1e-12)

@@ -36,20 +36,20 @@ FSDP = {"method": "full", "dtype": "float32", "distributed": {"strategy": "fsdp"
 
 
 class Several(ProcessGroup):
-    """One of several processes, simulated in this one; `told` holds the leader's broadcasts."""
+    """One of several processes, simulated in this one; `broadcasts` are those of the leader."""
 
-    def __init__(self, rank: int, size: int, local_size: int, told: Sequence[Any] = ()) -> None:
+    def __init__(self, rank: int, size: int, local_size: int, broadcasts: Sequence[Any] = ()) -> None:
         super().__init__(rank, 1, rank % local_size, local_size)
-        self.size, self._told = size, iter(told)
+        self.size, self._broadcasts = size, iter(broadcasts)
 
     def broadcast(self, value: Any) -> Any:
-        return value if self.is_leader else next(self._told)
+        return value if self.is_leader else next(self._broadcasts)
 
     def all_gather(self, value: Any) -> list[Any]:
         return [value] * self.size
 
 
-def told_at_the_beginning(*incidents: RecoveryEvent) -> list[Any]:
+def first_broadcasts(*incidents: RecoveryEvent) -> list[Any]:
     """Return the broadcasts of a leader without a checkpoint, in order.
 
     The recovery log, what is in the store, the resume point, and the recovery log again.
@@ -115,7 +115,7 @@ def test_fallback_to_float32_is_logged_only_by_the_leader(
     monkeypatch.setattr(run_setup.torch.cuda, "is_available", lambda: False)
     took_up(place, tmp_path / "course-leader", base_dtype="bfloat16")
     assert "no instructions for bfloat16: computing in float32" in capsys.readouterr().out
-    joined.append(Several(1, 2, 2, told_at_the_beginning()))
+    joined.append(Several(1, 2, 2, first_broadcasts()))
     took_up(place, tmp_path / "course-other", base_dtype="bfloat16")
     assert "computing in float32" not in capsys.readouterr().out
 
@@ -128,15 +128,15 @@ def test_fallback_to_cpu_is_logged_only_by_the_leader(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """With a broken driver, training would take days without any explanation."""
-    told = "the recipe asks for 1 GPU, and PyTorch finds none here: training on the processor"
+    message = "the recipe asks for 1 GPU, and PyTorch finds none here: training on the processor"
     monkeypatch.setattr(run_setup.torch.cuda, "is_available", lambda: False)
     took_up(place, tmp_path / "course-no-gpu", hardware={"gpus": 1})
-    assert told in capsys.readouterr().out
+    assert message in capsys.readouterr().out
     took_up(place, tmp_path / "course-none-wanted")
     monkeypatch.setattr(run_setup.torch.cuda, "is_available", lambda: True)
     took_up(place, tmp_path / "course-with-gpu", hardware={"gpus": 1})
     monkeypatch.setattr(run_setup.torch.cuda, "is_available", lambda: False)
-    joined.append(Several(1, 2, 2, told_at_the_beginning()))
+    joined.append(Several(1, 2, 2, first_broadcasts()))
     took_up(place, tmp_path / "course-no-gpu-other", hardware={"gpus": 1})
     assert "processor" not in capsys.readouterr().out
 
@@ -145,7 +145,7 @@ def test_other_processes_use_recovery_log_of_leader_and_write_nothing(
     place: Place, tmp_path: Path, joined: list[ProcessGroup]
 ) -> None:
     work = tmp_path / "course-other-process"
-    joined.append(Several(1, 2, 2, told_at_the_beginning(SMALLER)))
+    joined.append(Several(1, 2, 2, first_broadcasts(SMALLER)))
     course = took_up(place, work, repeats=(LEFT_OUT,))
     assert course.incidents.entries == (SMALLER,) and course.recipe.batch_size == 2
     assert read_recovery_log(place.store, course.uri) == RecoveryLog()

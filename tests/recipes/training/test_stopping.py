@@ -27,9 +27,9 @@ class SignalledAsTheyTell(ProcessGroup):
     """A single process that receives SIGTERM right after reporting that it has none."""
 
     def any(self, flag: bool) -> bool:
-        told = super().any(flag)
+        result = super().any(flag)
         os.kill(os.getpid(), signal.SIGTERM)
-        return told
+        return result
 
 
 @pytest.fixture

@@ -23,9 +23,9 @@ def test_smaller_micro_batch_is_weighted_by_its_rows(place: Place, tmp_path: Pat
     parts = place.train(tmp_path / f"parts-{objective}-{rows}", **micro_batches, **settings)
     assert facts(parts).losses == pytest.approx(facts(whole).losses, rel=1e-4)
     assert facts(parts).tokens == facts(whole).tokens
-    told = [logged(tmp_path / f"{name}-{objective}-{rows}") for name in ("whole", "parts")]
-    assert {key for key, _ in told[0]} >= ({"train/grad_norm"} if objective == "sft" else {"train/grad_norm", *OF_PAIRS})
-    assert told[1] == pytest.approx(told[0], rel=1e-3, abs=1e-6)
+    metrics = [logged(tmp_path / f"{name}-{objective}-{rows}") for name in ("whole", "parts")]
+    assert {key for key, _ in metrics[0]} >= ({"train/grad_norm"} if objective == "sft" else {"train/grad_norm", *OF_PAIRS})
+    assert metrics[1] == pytest.approx(metrics[0], rel=1e-3, abs=1e-6)
 
 
 def logged(work: Path) -> dict[tuple[str, int], float]:

@@ -76,14 +76,14 @@ def calling(name: str, arguments: Any, **more: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": None, "tool_calls": [call]}
 
 
-TOLD = {"role": "tool", "content": "4", "tool_call_id": "c1", "name": "weather"}
+TOOL_RESULT = {"role": "tool", "content": "4", "tool_call_id": "c1", "name": "weather"}
 CONVERSATIONS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]] | None]] = {
     "plain": ([{"role": "system", "content": "Be brief."}, ASKED, ANSWERED, ASKED], None),
     "ordered": (
-        [ASKED, calling("weather", {"where": "Lund", "at": None, "b": {"z": 1, "a": [2]}}, id="c1"), TOLD],
+        [ASKED, calling("weather", {"where": "Lund", "at": None, "b": {"z": 1, "a": [2]}}, id="c1"), TOOL_RESULT],
         TOOLS,
     ),
-    "texts": ([ASKED, calling("weather", '{"where":  "Lund \\u00e9", "day": 2.50}'), TOLD, ANSWERED, ASKED], TOOLS),
+    "texts": ([ASKED, calling("weather", '{"where":  "Lund \\u00e9", "day": 2.50}'), TOOL_RESULT, ANSWERED, ASKED], TOOLS),
     "numbers": (
         [ASKED, calling("weather", {"day": 1.0, "n": -0.0, "where": 55.70466, "big": 2**63, "x": 1500000.5})],
         TOOLS,
@@ -118,7 +118,7 @@ def test_training_prompt_equals_engine_prompt(engine: tuple[LlamaCpp, Any], name
     server, tokenizer = engine
     messages, tools = CONVERSATIONS[name]
     if messages[-1]["role"] == "assistant":
-        messages = [*messages, TOLD]
+        messages = [*messages, TOOL_RESULT]
     sent = [{key: value for key, value in message.items() if key != "weight"} for message in messages]
     asked = server.render(sent, tools)
     assert tokenizer.decode(learned_prompt(tokenizer, messages, tools)) == asked
@@ -128,10 +128,10 @@ def test_training_prompt_equals_engine_prompt(engine: tuple[LlamaCpp, Any], name
 def test_null_arguments_added_by_parquet_are_not_learned(engine: tuple[LlamaCpp, Any], tmp_path: Path) -> None:
     server, tokenizer = engine
     calls = [calling("weather", {"city": "Lund"}), calling("left", {"left": 1, "right": 2})]
-    rows = [{"messages": [ASKED, call, TOLD, ANSWERED], "tools": TOOLS} for call in calls]
+    rows = [{"messages": [ASKED, call, TOOL_RESULT, ANSWERED], "tools": TOOLS} for call in calls]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
     with (tmp_path / "rows.parquet").open("rb") as file:
         read = [row for row in read_parquet(file) if not isinstance(row, Problem)]
     for row, call in zip(read, calls, strict=True):
-        asked = server.render([ASKED, call, TOLD], TOOLS)
+        asked = server.render([ASKED, call, TOOL_RESULT], TOOLS)
         assert learned_prompt(tokenizer, row["messages"][:-1], row["tools"]) == server.tokenize(asked), json.dumps(row)

@@ -169,15 +169,15 @@ def test_answer_ends_like_the_template_in_instructions_and_conversations(tmp_pat
     tokenizer = ending_with_text(tmp_path, template)
     row = {"instruction": "Who keeps the lamp?", "answer": "The keeper."}
     messages = [{"role": "user", "content": row["instruction"]}, {"role": "assistant", "content": row["answer"]}]
-    asked, told = tokenizer.tokenize([row, {"messages": messages}], [Layout.INSTRUCTION, Layout.MESSAGES])
-    assert learned(told) == expected
-    assert learned(asked) == expected.removesuffix("<|endoftext|>") + "<|endoftext|>"
+    instruction, conversation = tokenizer.tokenize([row, {"messages": messages}], [Layout.INSTRUCTION, Layout.MESSAGES])
+    assert learned(conversation) == expected
+    assert learned(instruction) == expected.removesuffix("<|endoftext|>") + "<|endoftext|>"
     own = make_tokenizer()
     own.eos_token, own.chat_template = "<|endoftext|>", template
-    assert isinstance(asked, Tokens) and isinstance(told, Tokens)
-    assert asked.ids in (told.ids, [*told.ids, own.eos_token_id])
+    assert isinstance(instruction, Tokens) and isinstance(conversation, Tokens)
+    assert instruction.ids in (conversation.ids, [*conversation.ids, own.eos_token_id])
     prompt = own.apply_chat_template(messages[:1], add_generation_prompt=True, return_dict=True)["input_ids"]
-    assert prompt_tokens(asked) == prompt
+    assert prompt_tokens(instruction) == prompt
 
 
 def test_end_token_spelled_in_an_answer_does_not_end_its_turn(tmp_path: Path) -> None:

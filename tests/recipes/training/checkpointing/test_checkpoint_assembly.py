@@ -37,14 +37,14 @@ def machines(tmp_path: Path) -> list[CheckpointManager]:
     return [CheckpointManager(tmp_path / name, store, URI, 3) for name in ("first", "second")]
 
 
-def go_on(machines: Sequence[CheckpointManager], *sent_back: int) -> list[dict[str, str] | None]:
+def resume(machines: Sequence[CheckpointManager], *sent_back: int) -> list[dict[str, str] | None]:
     """Resume both machines; return the checkpoint rows that each machine loads."""
-    told, barrier = [None, None], Barrier(2)
+    gathered, barrier = [None, None], Barrier(2)
 
     def one(rank: int) -> dict[str, str] | None:
         try:
             back = [Rewind(step=step) for step in sent_back]
-            _, found = agree_on_checkpoint(machines[rank], "latest", back, Node(rank, told, barrier))
+            _, found = agree_on_checkpoint(machines[rank], "latest", back, Node(rank, gathered, barrier))
         except BaseException:
             barrier.abort()
             raise
@@ -62,7 +62,7 @@ def test_resume_uploads_both_parts_when_none_had_arrived(machines: list[Checkpoi
     save(machines, 4)
     save(machines, 6)
     forget(machines[0].store, f"{URI}/6")
-    assert go_on(machines) == [of(6)] * 2
+    assert resume(machines) == [of(6)] * 2
     assert machines[0].stored_steps() == [6, 4]
 
 
@@ -75,7 +75,7 @@ def test_resume_uses_uploaded_part_of_a_lost_machine(machines: list[CheckpointMa
     machines[0].wait()
     forget(machines[0].store, f"{URI}/6/{MANIFEST_FILE}", f"{URI}/6/rows-1", f"{URI}/6/schedule")
     put_record_back(machines[0].store)
-    assert go_on(machines) == [of(6)] * 2
+    assert resume(machines) == [of(6)] * 2
 
 
 def put_record_back(store: Store) -> None:
@@ -87,7 +87,7 @@ def put_record_back(store: Store) -> None:
 
 def test_resume_completes_a_checkpoint_whose_parts_all_arrived(machines: list[CheckpointManager]) -> None:
     save_without_saying_so(machines, 6)
-    assert go_on(machines) == [of(6)] * 2
+    assert resume(machines) == [of(6)] * 2
     assert not any(f"/{PARTS_FOLDER}/" in uri for uri in machines[0].store.list(URI))
 
 
@@ -116,7 +116,7 @@ def test_partially_deleted_checkpoint_is_not_reassembled(
         killed.setattr(Store, "remove", until_it_is_killed)
         machines[0].stored.delete(6)
     is_there = machines[0].stored_steps() == [6]
-    assert go_on(machines) == ([of(6)] * 2 if is_there else [None, None])
+    assert resume(machines) == ([of(6)] * 2 if is_there else [None, None])
 
 
 def test_machines_fetch_only_after_assembly_is_complete(
@@ -140,7 +140,7 @@ def test_machines_fetch_only_after_assembly_is_complete(
 
     monkeypatch.setattr(RemoteCheckpoints, "fetch", fetched)
     monkeypatch.setattr("recipes.training.checkpointing.checkpoint_assembly.assemble_if_complete", slowly)
-    assert go_on(machines) == [of(6)] * 2
+    assert resume(machines) == [of(6)] * 2
     assert asked == [6, 6]
 
 
@@ -148,7 +148,7 @@ def test_resume_falls_back_when_one_part_was_not_finished(machines: list[Checkpo
     save(machines, 4)
     write(machines[0], 6, CheckpointPart(number=1, of=2, save="save-6"))
     machines[0].wait()
-    assert go_on(machines) == [of(4)] * 2
+    assert resume(machines) == [of(4)] * 2
     assert machines[0].local_steps() == [4]
 
 
@@ -158,26 +158,26 @@ def test_orphaned_newer_parts_are_discarded_on_resume(machines: list[CheckpointM
     for step in (10, 12, 14):
         write(machines[1], step, CheckpointPart(number=2, of=2, save="lost"))
     machines[1].wait()
-    assert go_on(machines) == [of(4)] * 2
+    assert resume(machines) == [of(4)] * 2
     assert machines[1].local_steps() == [4]
     for step in (6, 8, 10):
         save(machines, step, "again")
     assert machines[0].stored_steps()[:3] == [10, 8, 6]
-    assert go_on(machines) == [of(10, save="again")] * 2
+    assert resume(machines) == [of(10, save="again")] * 2
 
 
 def test_orphaned_parts_are_discarded_when_run_starts_from_the_beginning(machines: list[CheckpointManager]) -> None:
     for step in (10, 12, 14):
         write(machines[1], step, CheckpointPart(number=2, of=2, save="lost"))
     machines[1].wait()
-    assert go_on(machines) == [None, None]
+    assert resume(machines) == [None, None]
     assert machines[1].local_steps() == []
 
 
 def test_resume_survives_swapped_node_ranks(machines: list[CheckpointManager]) -> None:
     save(machines, 6)
     forget(machines[0].store, f"{URI}/6")
-    assert go_on(machines[::-1]) == [of(6)] * 2
+    assert resume(machines[::-1]) == [of(6)] * 2
 
 
 def test_corrupt_local_part_falls_back_to_previous_checkpoint(
@@ -188,7 +188,7 @@ def test_corrupt_local_part_falls_back_to_previous_checkpoint(
     save(machines, 6)
     forget(machines[0].store, f"{URI}/4", f"{URI}/6")
     (machines[1].folder / "6" / "rows-2").write_text("spoiled")
-    assert go_on(machines) == [of(4)] * 2
+    assert resume(machines) == [of(4)] * 2
     assert "checkpoint 6 rows-2 has 7 bytes" in capsys.readouterr().out
 
 
@@ -201,8 +201,8 @@ def test_checkpoint_corrupt_in_the_store_is_uploaded_again(machines: list[Checkp
     save(machines, 6)
     machines[0].store.put_bytes(f"{URI}/6/rows-2", b"spoiled")
     with pytest.raises(Restart, match=r"uploaded checkpoint 6 is broken .*: its parts may be whole"):
-        go_on(machines)
-    assert go_on(machines) == [of(6)] * 2
+        resume(machines)
+    assert resume(machines) == [of(6)] * 2
 
 
 def test_corrupt_upload_with_lost_part_falls_back_to_previous_checkpoint(machines: list[CheckpointManager]) -> None:
@@ -211,8 +211,8 @@ def test_corrupt_upload_with_lost_part_falls_back_to_previous_checkpoint(machine
     machines[0].store.put_bytes(f"{URI}/6/rows-2", b"spoiled")
     shutil.rmtree(machines[1].folder)
     with suppress(Restart):  # if the machine that lost its part notices first, both fall back immediately
-        go_on(machines)
-    assert go_on(machines) == [of(4)] * 2
+        resume(machines)
+    assert resume(machines) == [of(4)] * 2
 
 
 def test_best_and_newest_checkpoint_are_uploaded_on_resume(machines: list[CheckpointManager]) -> None:
@@ -220,7 +220,7 @@ def test_best_and_newest_checkpoint_are_uploaded_on_resume(machines: list[Checkp
     save(machines, 6, loss=2.0)
     save(machines, 8, loss=3.0)
     forget(machines[0].store, f"{URI}/4", f"{URI}/6", f"{URI}/8")
-    assert go_on(machines) == [of(8)] * 2
+    assert resume(machines) == [of(8)] * 2
     assert machines[0].stored_steps() == [8, 4]
     best = machines[0].best()
     assert best and rows_in(best[1]) == of(4)
@@ -231,7 +231,7 @@ def test_parts_of_a_branch_are_assembled(machines: list[CheckpointManager]) -> N
     ways = [checkpoints.branch("from-4", 4) for checkpoints in machines]
     save(ways, 6, "second way")
     forget(machines[0].store, f"{URI}/from-4")
-    assert go_on(machines, 4) == [of(6, save="second way")] * 2
+    assert resume(machines, 4) == [of(6, save="second way")] * 2
     assert machines[0].stored_steps() == [4] and ways[0].stored_steps() == [6]
 
 
@@ -246,7 +246,7 @@ def test_requested_step_is_uploaded_and_resumed_from(machines: list[CheckpointMa
     for step in (4, 6, 8):
         save(machines, step)
     forget(machines[0].store, f"{URI}/6")
-    assert go_on(machines, 6) == [of(6)] * 2
+    assert resume(machines, 6) == [of(6)] * 2
 
 
 def test_incomplete_checkpoint_is_not_selected_as_best(machines: list[CheckpointManager]) -> None:
@@ -255,7 +255,7 @@ def test_incomplete_checkpoint_is_not_selected_as_best(machines: list[Checkpoint
     save(machines, 6, loss=2.0)
     forget(machines[0].store, f"{URI}/4")
     shutil.rmtree(machines[1].folder)
-    assert go_on(machines) == [of(6)] * 2
+    assert resume(machines) == [of(6)] * 2
     save(machines, 8, loss=3.0)
     machines[0].require_complete_parts()
     best = machines[0].best()
@@ -270,7 +270,7 @@ def test_new_machine_does_not_wait_for_its_own_local_best(machines: list[Checkpo
     save(machines, 4, loss=1.0)
     save(machines, 6, loss=4.0)
     shutil.rmtree(machines[0].folder)
-    assert go_on(machines) == [of(6)] * 2
+    assert resume(machines) == [of(6)] * 2
     for number, machine in enumerate(machines, 1):
         write(machine, 8, CheckpointPart(number=number, of=2, save="save-8"), loss=2.0, defer_upload=True)
         write(machine, 10, CheckpointPart(number=number, of=2, save="save-10"), loss=3.0)
@@ -286,11 +286,11 @@ def test_local_best_of_a_new_machine_is_not_uploaded_when_store_has_a_better_one
     save(machines, 4, loss=1.0)
     save(machines, 6, loss=4.0)
     shutil.rmtree(machines[0].folder)
-    assert go_on(machines) == [of(6)] * 2
+    assert resume(machines) == [of(6)] * 2
     save(machines, 8, loss=2.0)
     save(machines, 10, loss=3.0)
     forget(machines[0].store, f"{URI}/8")
-    assert go_on(machines) == [of(10)] * 2
+    assert resume(machines) == [of(10)] * 2
     machines[0].upload_missing()
     machines[0].wait()
     assert machines[0].local_steps() == [10, 8, 6] and not machines[0].store.list(f"{URI}/8")
@@ -305,7 +305,7 @@ def test_best_checkpoint_before_the_rewind_step_is_uploaded(machines: list[Check
     save(machines, 6, loss=2.0)
     save(machines, 8, loss=0.5)
     forget(machines[0].store, f"{URI}/4")
-    assert go_on(machines, 6) == [of(6)] * 2
+    assert resume(machines, 6) == [of(6)] * 2
     best = machines[0].branch("from-6", 6).best()
     assert best and rows_in(best[1]) == of(4)
 
@@ -324,7 +324,7 @@ def test_diverged_run_rolls_back_to_parts_not_yet_uploaded(machines: list[Checkp
     heal = partial(roll_back, machines[0].store, URI, recipe, machines[0], samples, Divergence(8, 8, "bad"), ())
     with pytest.raises(Restart, match="parts of checkpoint 6"):
         heal()
-    assert go_on(machines) == [of(6)] * 2
+    assert resume(machines) == [of(6)] * 2
     assert heal() == (6, machines[0].folder / "6")
 
 
@@ -334,12 +334,12 @@ def test_rollback_survives_swapped_node_ranks(machines: list[CheckpointManager])
         save(machines, step)
     for machine in machines:
         shutil.rmtree(machine.folder)
-    assert go_on(machines) == [of(8)] * 2
+    assert resume(machines) == [of(8)] * 2
     diverged, samples = Divergence(8, 10, "bad"), RunSamples(SampleOrder(100, 0), 4, 20)
     discard_local_checkpoints(machines[1], diverged, ())
     good = roll_back(machines[0].store, URI, Recipe.named("smollm2-135m-full"), machines[0], samples, diverged, ())
     assert good and good[0] == 6
-    assert go_on(machines[::-1]) == [of(6)] * 2
+    assert resume(machines[::-1]) == [of(6)] * 2
 
 
 def test_uploaded_parts_of_lost_checkpoints_are_deleted_in_all_branches(
@@ -354,11 +354,11 @@ def test_uploaded_parts_of_lost_checkpoints_are_deleted_in_all_branches(
     store.put_bytes(f"{URI}/8/rows-1", b"cut off before it was said that it had arrived")
     shutil.rmtree(machines[1].folder)
     store.put_bytes(f"{URI}/4/of-an-objective/1/file", b"of a checkpoint that is whole")
-    assert go_on(machines, 4) == [of(4)] * 2
+    assert resume(machines, 4) == [of(4)] * 2
     assert {uri.removeprefix(f"{URI}/").split("/")[0] for uri in store.list(URI)} == {"4"}
     assert f"{URI}/4/of-an-objective/1/file" in store.list(URI)
-    told = capsys.readouterr().out
-    assert "checkpoint 6 was deleted from the store" in told and "checkpoint 8 was deleted from the store" in told
+    output = capsys.readouterr().out
+    assert "checkpoint 6 was deleted from the store" in output and "checkpoint 8 was deleted from the store" in output
 
 
 def test_failed_deletion_of_lost_parts_does_not_end_the_run(
@@ -372,9 +372,9 @@ def test_failed_deletion_of_lost_parts_does_not_end_the_run(
         raise PermissionError(f"no right to delete {uri}")
 
     monkeypatch.setattr(Store, "delete", refused)
-    assert go_on(machines) == [of(4)] * 2
-    told = capsys.readouterr().out
-    assert all(f"checkpoint {step} lost its other parts, but was not deleted: PermissionError" in told for step in (6, 8))
+    assert resume(machines) == [of(4)] * 2
+    output = capsys.readouterr().out
+    assert all(f"checkpoint {step} lost its other parts, but was not deleted: PermissionError" in output for step in (6, 8))
 
 
 def test_partial_upload_of_a_locally_complete_checkpoint_is_kept(machines: list[CheckpointManager]) -> None:
@@ -385,7 +385,7 @@ def test_partial_upload_of_a_locally_complete_checkpoint_is_kept(machines: list[
             (folder / "rows-1").write_text(f"alone {step}")
     first.wait()
     store.delete(f"{URI}/4/{MANIFEST_FILE}")
-    assert go_on(machines) == [{"rows-1": "alone 6"}] * 2
+    assert resume(machines) == [{"rows-1": "alone 6"}] * 2
     assert f"{URI}/4/rows-1" in store.list(URI)
 
 
@@ -423,14 +423,14 @@ def test_part_upload_is_retried_after_one_refusal(on_s3: list[CheckpointManager]
     save(on_s3, 6)
     forget(on_s3[0].store, f"{URI}/6")
     s3.refusing = 1
-    assert go_on(on_s3) == [of(6)] * 2
+    assert resume(on_s3) == [of(6)] * 2
     assert s3.refusing == 0
 
 
 def test_manifest_upload_is_retried_after_one_refusal(on_s3: list[CheckpointManager], s3: S3Server) -> None:
     save_without_saying_so(on_s3, 6)
     s3.refusing = 1
-    assert go_on(on_s3) == [of(6)] * 2
+    assert resume(on_s3) == [of(6)] * 2
     assert s3.refusing == 0
 
 

@@ -32,21 +32,21 @@ def machines(tmp_path: Path) -> list[CheckpointManager]:
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Machine and step of each upload."""
-    told: list[str] = []
+    uploads: list[str] = []
     send = RemoteCheckpoints.send
 
     def noted(self: RemoteCheckpoints, step: int) -> Any:
-        told.append(f"{self.folder.name} {step}")
+        uploads.append(f"{self.folder.name} {step}")
         return send(self, step)
 
     monkeypatch.setattr(RemoteCheckpoints, "send", noted)
-    return told
+    return uploads
 
 
 def brought(machines: Sequence[CheckpointManager]) -> None:
-    told, barrier = [None] * 2, Barrier(2)
+    gathered, barrier = [None] * 2, Barrier(2)
     with ThreadPoolExecutor(2) as nodes:
-        list(nodes.map(lambda rank: assemble_checkpoints(machines[rank], Node(rank, told, barrier)), range(2)))
+        list(nodes.map(lambda rank: assemble_checkpoints(machines[rank], Node(rank, gathered, barrier)), range(2)))
 
 
 def test_first_machine_completes_only_the_newest_and_best_checkpoint(machines: list[CheckpointManager]) -> None:

@@ -38,12 +38,12 @@ def together(
     machines: Sequence[CheckpointManager], resume_from: Literal["latest", "best"] | int = "latest", *sent_back: int
 ) -> list[tuple[str, str | None]]:
     """Return the branch URI of each machine and the weights that it resumes from."""
-    told, barrier = [None, None], Barrier(2)
+    gathered, barrier = [None, None], Barrier(2)
 
     def one(rank: int) -> tuple[str, str | None]:
         try:
             way, found = agree_on_checkpoint(
-                machines[rank], resume_from, [Rewind(step=step) for step in sent_back], Node(rank, told, barrier)
+                machines[rank], resume_from, [Rewind(step=step) for step in sent_back], Node(rank, gathered, barrier)
             )
         except BaseException:
             barrier.abort()

@@ -114,9 +114,9 @@ def test_rewound_run_resumes_from_its_rewind_step_and_keeps_used_checkpoints(pla
     work = tmp_path / "sent-back"
     first = place.train(work)
     checkpoints = place.checkpoints(work)
-    told = Manifest.model_validate_json((checkpoints.folder / "6" / MANIFEST_FILE).read_bytes()).facts
-    assert (told["epoch"], told["batch_index"], told["samples_seen"]) == (0, 6, 24)
-    assert isinstance(told["elapsed_seconds"], float) and 0 < told["elapsed_seconds"] <= facts(first).train_seconds
+    recorded = Manifest.model_validate_json((checkpoints.folder / "6" / MANIFEST_FILE).read_bytes()).facts
+    assert (recorded["epoch"], recorded["batch_index"], recorded["samples_seen"]) == (0, 6, 24)
+    assert isinstance(recorded["elapsed_seconds"], float) and 0 < recorded["elapsed_seconds"] <= facts(first).train_seconds
     kept = {step: hash_model_folder(checkpoints.folder / str(step)) for step in checkpoints.local_steps()}
     assert sorted(kept) == [4, 6, 8]
     sent = [Rewind(step=4, done=8)]
@@ -139,7 +139,7 @@ def test_rewound_run_resumes_from_its_rewind_step_and_keeps_used_checkpoints(pla
         assert logged == [1, 2, 3, 4, 5, 6, 7, 8], "what the first way had logged by step 4, and its own"
         unsent = read_unsent_metrics(place.store, result_folder(job))
         left = [(point.step, point.anew) for point in unsent if point.key == "train/loss"]
-        assert left == [(step, step > 4) for step in range(1, 9)], "what it did anew is told beside the first time's"
+        assert left == [(step, step > 4) for step in range(1, 9)], "repeated steps are kept in addition to the first ones"
         # after a kill on a branch the run resumes there and does not rewind again
         way.discard_from(8)
         assert facts(train()).resumed_from == 6

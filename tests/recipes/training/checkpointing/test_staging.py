@@ -88,18 +88,18 @@ def test_staging_writes_synchronously_without_memory_for_copies(processes: int, 
 
 def test_staging_is_synchronous_when_any_process_lacks_memory() -> None:
     """A failed write is raised immediately: the other processes would wait for hours."""
-    told, written = [], []
+    calls, written = [], []
 
     def in_any(lacks_room: bool) -> bool:
-        told.append(lacks_room)
-        return len(told) == 2
+        calls.append(lacks_room)
+        return len(calls) == 2
 
     staging = Staging(free=lambda: 1000, any_process=in_any)
     for _ in range(2):
         staging.settle()
         staging.stage(torch.ones(3), kept(written))
         begun = staging.begin()
-    assert begun.done() and len(written) == 2 and told == [False, False]
+    assert begun.done() and len(written) == 2 and calls == [False, False]
     short = Staging(free=lambda: 0)
     short.stage(torch.ones(3), lambda state: state.missing)
     with pytest.raises(AttributeError, match="missing"):

@@ -49,12 +49,12 @@ def test_step_reads_the_rows_prefetched_in_the_previous_step(
 
     def check(steps: int) -> None:
         rows = next(self for name, self, _ in happened if name == "memory_ranges")
-        told: list[int] = []
+        prefetched: list[int] = []
         asked: list[int] = []
         for name, self, row in happened:
             if self is rows:
-                (told if name == "memory_ranges" else asked).append(row)
-                assert set(asked) <= set(told)
+                (prefetched if name == "memory_ranges" else asked).append(row)
+                assert set(asked) <= set(prefetched)
         assert len(asked) >= steps * place.recipe.samples_per_step
         happened.clear()
 
@@ -74,8 +74,8 @@ def test_each_process_prefetches_the_rows_assigned_to_it(together: int) -> None:
         dealt = BatchSamplerShard(BatchSampler(places, batch, drop_last=True), size * together, rank)
         group: Any = SimpleNamespace(data_rank=rank // together, data_size=size)
         rows = list(samples)
-        told = [select_process_rows(rows[first : first + 12], batch, group) for first in range(0, len(rows), 12)]
-        assert [row for step in told for row in step] == [row for some in dealt for row in some]
+        selected = [select_process_rows(rows[first : first + 12], batch, group) for first in range(0, len(rows), 12)]
+        assert [row for step in selected for row in step] == [row for some in dealt for row in some]
 
 
 @pytest.fixture

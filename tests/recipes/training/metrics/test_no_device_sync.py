@@ -49,7 +49,7 @@ def test_micro_batch_does_not_synchronize_with_the_device(place: Place, tmp_path
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(trainer, "_prepare_inputs", lambda found: batch())
-        told = trainer._evaluate_batch(range(4))
-    assert all(torch.is_tensor(mean) and mean.is_meta for mean in told.means.values())
+        evaluated = trainer._evaluate_batch(range(4))
+    assert all(torch.is_tensor(mean) and mean.is_meta for mean in evaluated.means.values())
     with pytest.raises(RuntimeError, match="meta"):
-        float(told.means["loss"])
+        float(evaluated.means["loss"])

@@ -31,9 +31,9 @@ def test_every_number_of_every_step_and_every_checkpoint_is_logged(place: Place,
 
 def test_step_time_excludes_evaluation_and_checkpointing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each step has 100 tokens and takes 2 s; phases in between take 10 s."""
-    now, told = [0.0], list[tuple[int, float]]()
+    now, calls = [0.0], list[tuple[int, float]]()
     monkeypatch.setattr("recipes.training.metrics.tracking.time.monotonic", lambda: now[0])
-    work: Any = SimpleNamespace(throughput_metrics=lambda tokens, seconds: told.append((tokens, seconds)) or {})
+    work: Any = SimpleNamespace(throughput_metrics=lambda tokens, seconds: calls.append((tokens, seconds)) or {})
     meter, metrics = SimpleNamespace(last_stall_seconds=None), SimpleNamespace(add=lambda *point: None)
     log, state = TrackingCallback(metrics, work, meter, has_perplexity=False), TrainerState(max_steps=4)
     state.num_input_tokens_seen = 700  # of the steps before the checkpoint it resumes from
@@ -44,7 +44,7 @@ def test_step_time_excludes_evaluation_and_checkpointing(monkeypatch: pytest.Mon
         now[0] += 2
         state.num_input_tokens_seen += 100
         log.on_log(None, state, None, {"loss": 1.0})
-    assert told == [(100, 2.0)] * 4
+    assert calls == [(100, 2.0)] * 4
 
 
 def test_an_evaluation_is_logged_as_loss_and_perplexity(place: Place, tmp_path: Path) -> None:
@@ -52,8 +52,8 @@ def test_an_evaluation_is_logged_as_loss_and_perplexity(place: Place, tmp_path: 
     newest = place.checkpoints(tmp_path / "evaluated").latest()
     assert newest is not None and newest[0] == 2
     points = pending_in(newest[1])
-    told = {point["key"] for point in points if point["key"].startswith("eval/")}
-    assert told == set(EVALUATION_METRICS) - set(PREFERENCE_METRICS)  # the metrics that a sweep can optimize
+    keys = {point["key"] for point in points if point["key"].startswith("eval/")}
+    assert keys == set(EVALUATION_METRICS) - set(PREFERENCE_METRICS)  # the metrics that a sweep can optimize
     losses, perplexities = (
         {point["step"]: point["value"] for point in points if point["key"] == key}
         for key in ("eval/loss", "eval/perplexity")

@@ -43,9 +43,9 @@ def test_non_finite_metrics_round_trip_and_replace_earlier_ones(place: Place) ->
 
 def test_unsent_point_of_a_repeated_step_records_the_repeat_time() -> None:
     """It prevents logging a point twice that arrived without an acknowledgement."""
-    anew = (RepeatedSteps(range(5, 9), 1500), RepeatedSteps.from_time(range(8, 9), None))
-    told = [build_unsent_point(Point("train/loss", 0.5, step, 2000), anew) for step in (4, 5, 8)]
-    assert [(point.anew, point.since) for point in told] == [(False, None), (True, 1500), (True, None)]
+    repeated = (RepeatedSteps(range(5, 9), 1500), RepeatedSteps.from_time(range(8, 9), None))
+    points = [build_unsent_point(Point("train/loss", 0.5, step, 2000), repeated) for step in (4, 5, 8)]
+    assert [(point.anew, point.since) for point in points] == [(False, None), (True, 1500), (True, None)]
 
 
 class Ahead:

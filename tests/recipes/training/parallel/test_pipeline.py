@@ -70,7 +70,7 @@ def weights(place: Place, result: Result, cache: Path) -> dict[str, torch.Tensor
     return load_file(file)
 
 
-def beside_adapter(place: Place, result: Result) -> dict[str, str]:
+def other_file_digests(place: Place, result: Result) -> dict[str, str]:
     """Return the digests of published adapter files other than weights; empty without an adapter."""
     adapter = result.artifacts.get("adapter")
     files = place.store.manifest(adapter).files if adapter else ()
@@ -112,7 +112,7 @@ def test_pipeline_stages_match_one_process_on_the_same_rows(
     assert found.rates == expected.rates
     whole, parts = (weights(place, result, tmp_path / "cache") for result in (one, cut))
     assert whole.keys() == parts.keys()
-    assert beside_adapter(place, one) == beside_adapter(place, cut)
+    assert other_file_digests(place, one) == other_file_digests(place, cut)
     off = {name: (parts[name].float() - of.float()).norm() / of.float().norm() for name, of in whole.items()}
     # A bias common to all keys does not change the attention: it only moves by rounding.
     assert all(far < 10 * tolerance for name, far in off.items() if not name.endswith("k_proj.bias")), off

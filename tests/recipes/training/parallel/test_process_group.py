@@ -15,8 +15,8 @@ from tests.support.free_ports import free_port
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Set the environment that torchrun gives to the only process of a job."""
-    told = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": free_port()}
-    for name, value in {**told, "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "job"}.items():
+    variables = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": free_port()}
+    for name, value in {**variables, "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "job"}.items():
         monkeypatch.setenv(name, str(value))
     yield
     if dist.is_initialized():

@@ -212,9 +212,9 @@ def test_run_resumes_with_one_process_and_again_with_two(
     consumed = {name: Counter((tmp_path / name).read_text().split()) for name in ("undisturbed", "elastic")}
     assert sum(consumed["undisturbed"].values()) == 24 * 4
     # a step interrupted after its first micro-batch is repeated, and nothing else
-    anew = steps_broken_off(log_of(job).read_text()) * rows_at_once(strategy)
+    repeated = steps_broken_off(log_of(job).read_text()) * rows_at_once(strategy)
     assert consumed["elastic"] >= consumed["undisturbed"]
-    assert sum(consumed["elastic"].values()) == 24 * 4 + anew
+    assert sum(consumed["elastic"].values()) == 24 * 4 + repeated
 
 
 @pytest.mark.requirement("H5")
