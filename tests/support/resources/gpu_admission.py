@@ -41,7 +41,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return package.parent
 
 
-class House:
+class GpuMachine:
     """A machine with some GPUs, and jobs on it.
 
     Each supervisor is a new one without state in memory.
@@ -98,8 +98,10 @@ class House:
 
 
 @contextmanager
-def house(folder: Path, source: Path, *names: str, known: bool = True, places: int | None = None) -> Iterator[House]:
-    there = House(folder, source, names if known else None, places)
+def gpu_machine(
+    folder: Path, source: Path, *names: str, known: bool = True, places: int | None = None
+) -> Iterator[GpuMachine]:
+    there = GpuMachine(folder, source, names if known else None, places)
     try:
         yield there
     finally:

@@ -17,10 +17,10 @@ from resources.metadata.registry.model_version_sources import CheckedSource, che
 from resources.metadata.registry.registered_models import RegisteredModels
 from resources.metadata.registry.search import RegistrySearch, page_versions
 from resources.metadata.registry.version_lifecycle import ClientVersion
-from tests.support.resources.model_versions import House, model, refused
+from tests.support.resources.model_versions import RegisteredVersions, model, refused
 
 
-class Office(House):
+class Office(RegisteredVersions):
     def __init__(self, database: Database) -> None:
         super().__init__(database)
         self.models = RegisteredModels(self.database)
