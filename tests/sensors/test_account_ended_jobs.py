@@ -34,7 +34,7 @@ HALF_AN_HOUR = Usage(
     machine=MACHINE,
 )
 HEALED = OutOfMemory(step=7, batch_size=2, gradient_accumulation=2)
-TOLD = {
+USAGE_METRICS = {
     "system/gpu_count": 2.0,
     "system/total_gpu_hours": 1.0,
     "system/dollars": 3.0,
@@ -57,7 +57,7 @@ def training(harness: SensorHarness, id: str, usage: Usage) -> str:
 def said(harness: SensorHarness, run: str) -> dict[str, float]:
     """Return the logged values by metric; fail where one was logged twice."""
     history = Metrics(harness.plane.database).history
-    points = [point for key in TOLD for point in history(run, key, 10).points]
+    points = [point for key in USAGE_METRICS for point in history(run, key, 10).points]
     found = {point.key: point.value for point in points}
     assert len(found) == len(points)
     return found
@@ -88,7 +88,7 @@ def test_usage_of_an_ended_job_is_recorded_once_after_its_last_run_ended(harness
     for _ in range(2):
         harness.reset()
         harness.tick(account_ended_jobs)
-        assert said(harness, job) == TOLD
+        assert said(harness, job) == USAGE_METRICS
     tags = RunData(harness.plane.database).tags(job)
     assert tags["health/incident_1"] == HEALED.message, "since somebody looked at it last"
     with harness.plane.database.read() as connection:
@@ -109,7 +109,7 @@ def test_usage_of_an_unused_or_resumed_job_is_not_recorded(harness: SensorHarnes
     assert said(harness, unused) == said(harness, resumed) == {}
     end(harness, resumed, "failed")
     harness.tick(account_ended_jobs)
-    assert said(harness, resumed) == TOLD
+    assert said(harness, resumed) == USAGE_METRICS
 
 
 def test_job_with_a_deleted_run_does_not_block_others(harness: SensorHarness) -> None:
@@ -119,7 +119,7 @@ def test_job_with_a_deleted_run_does_not_block_others(harness: SensorHarness) ->
         end(harness, job, "cancelled")
     Runs(harness.plane.database).delete(first)
     harness.tick(account_ended_jobs)
-    assert (said(harness, first), said(harness, second)) == ({}, TOLD)
+    assert (said(harness, first), said(harness, second)) == ({}, USAGE_METRICS)
 
 
 def test_command_job_records_only_its_gpu_usage(harness: SensorHarness) -> None:
@@ -128,7 +128,9 @@ def test_command_job_records_only_its_gpu_usage(harness: SensorHarness) -> None:
     write_usage(harness.plane.store, f"s3://hanzo-ml/runs/{job}", Usage(seconds=1800, gpus=2, gpu_seconds=3600))
     end(harness, job, "failed")
     harness.tick(account_ended_jobs)
-    assert said(harness, job) == {key: TOLD[key] for key in ("system/gpu_count", "system/total_gpu_hours", "system/dollars")}
+    assert said(harness, job) == {
+        key: USAGE_METRICS[key] for key in ("system/gpu_count", "system/total_gpu_hours", "system/dollars")
+    }
 
 
 @pytest.mark.parametrize("spoilt", ["record/run.json", "record/manifest.json", "usage.json", "incidents.json"])
@@ -141,4 +143,4 @@ def test_unreadable_usage_file_of_one_job_does_not_block_others(harness: SensorH
     for id in (first, second):
         end(harness, id, "failed")
     harness.tick(account_ended_jobs)
-    assert (said(harness, first), said(harness, second)) == ({}, TOLD)
+    assert (said(harness, first), said(harness, second)) == ({}, USAGE_METRICS)

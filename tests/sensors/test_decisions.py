@@ -428,8 +428,8 @@ def test_permanently_failed_run_is_reported_once(harness: SensorHarness, steps: 
     assert job.status == status
     assert run.run_id in job.reason
     with harness.plane.database.read() as connection:
-        told = read_after(connection, 0, types=["job.failed", "evaluation.failed"])
-    assert [event.payload["error"] for event in told] == [job.reason]
+        failures = read_after(connection, 0, types=["job.failed", "evaluation.failed"])
+    assert [event.payload["error"] for event in failures] == [job.reason]
 
 
 @pytest.mark.parametrize("failed", ["older", "newer"])
@@ -514,14 +514,14 @@ def test_recovery_events_and_stalls_of_a_running_job_are_reported_once(harness: 
         check_training(job, harness.plane, now + minutes * 60_000)
     harness.tick(watch_training)
     with harness.plane.database.read() as connection:
-        told = [event for event in read_after(connection, 0) if event.type.startswith("job.") and event.key == "run-1"][2:]
-    assert [event.type for event in told] == ["job.out_of_memory", "job.stalled", "job.checkpoint_stale"]
-    assert told[0].payload["batch_size"] == 2
+        alerts = [event for event in read_after(connection, 0) if event.type.startswith("job.") and event.key == "run-1"][2:]
+    assert [event.type for event in alerts] == ["job.out_of_memory", "job.stalled", "job.checkpoint_stale"]
+    assert alerts[0].payload["batch_size"] == 2
     assert set(data.tags("run-1")) >= {"health/incident_1", "health/stalled", "health/checkpoint_stale"}
     data.log_batch("run-1", metrics=[MetricPoint("train/loss", 1.9, 2, now + 701 * 60_000)])
     check_training(job, harness.plane, now + 720 * 60_000)  # it continued, and stalls a second time
     with harness.plane.database.read() as connection:
-        assert [event.type for event in read_after(connection, told[-1].seq, ["job.stalled"])] == ["job.stalled"]
+        assert [event.type for event in read_after(connection, alerts[-1].seq, ["job.stalled"])] == ["job.stalled"]
 
 
 def test_a_job_that_waits_for_gpus_is_not_stalled(harness: SensorHarness) -> None:
@@ -541,17 +541,17 @@ def test_a_job_that_waits_for_gpus_is_not_stalled(harness: SensorHarness) -> Non
     with harness.plane.database.write() as connection:
         connection.execute(update(events).values(created_at=now - 700 * 60_000))
 
-    def told() -> list[str]:
+    def alert_types() -> list[str]:
         check_training(job, harness.plane, now_ms())
         with harness.plane.database.read() as connection:
             return [event.type for event in read_after(connection, 0, ["job.stalled", "job.checkpoint_stale"])]
 
-    assert told() == []
+    assert alert_types() == []
     waits.rename(waits.with_name(QUEUED_UNTIL_FILE))
     os.utime(waits.with_name(QUEUED_UNTIL_FILE))
-    assert told() == [], "it has just got them"
+    assert alert_types() == [], "it has just got them"
     os.utime(waits.with_name(QUEUED_UNTIL_FILE), times=(0, now / 1000 - 20 * 60))
-    assert told() == ["job.stalled"]
+    assert alert_types() == ["job.stalled"]
 
 
 @pytest.mark.parametrize("spoilt", ["record", "checkpoint", "incidents"])
@@ -588,8 +588,8 @@ def test_unreadable_training_record_does_not_block_watching_other_jobs(
         monkeypatch.setattr(Store, "list", pruned)
     harness.tick(watch_training)
     with harness.plane.database.read() as connection:
-        told = [event.key for event in read_after(connection, 0, ["job.out_of_memory"])]
-    assert told == (["run-1", "run-2"] if spoilt == "checkpoint" else ["run-2"])
+        reported = [event.key for event in read_after(connection, 0, ["job.out_of_memory"])]
+    assert reported == (["run-1", "run-2"] if spoilt == "checkpoint" else ["run-2"])
 
 
 @pytest.mark.requirement("I4")
@@ -618,7 +618,7 @@ def test_checkpoint_is_reported_late_after_one_and_a_half_of_the_jobs_interval(
     data, job, now = RunData(harness.plane.database), harness.plane.jobs.read("run-1"), now_ms()
     late = ["job.checkpoint_stale"]
 
-    def told(after: int) -> list[str]:
+    def stale_alerts(after: int) -> list[str]:
         data.log_batch("run-1", metrics=[MetricPoint("train/loss", 2.0, after, now + after * 60_000)])  # avoids a stall
         check_training(job, harness.plane, now + after * 60_000)
         with harness.plane.database.read() as connection:
@@ -631,13 +631,13 @@ def test_checkpoint_is_reported_late_after_one_and_a_half_of_the_jobs_interval(
         assert path is not None
         os.utime(path, (now / 1000 + minutes * 60,) * 2)
 
-    told(0)
-    assert told(minutes - 1) == []
+    stale_alerts(0)
+    assert stale_alerts(minutes - 1) == []
     arrive("model.safetensors")
-    assert told(minutes + 1) == late
+    assert stale_alerts(minutes + 1) == late
     arrive("manifest.json")
-    assert told(minutes + 2) == told(2 * minutes - 1) == late
-    assert told(2 * minutes + 1) == late * 2
+    assert stale_alerts(minutes + 2) == stale_alerts(2 * minutes - 1) == late
+    assert stale_alerts(2 * minutes + 1) == late * 2
 
 
 @pytest.mark.parametrize(

@@ -75,8 +75,8 @@ def test_evaluation_failed_by_infrastructure_is_retried_up_to_the_limit(
     assert str(error) in reason and run in reason
     assert reason.endswith("which is tried again") == again
     with trained.plane.database.read() as connection:
-        told = [event.payload["error"] for event in read_after(connection, 0, ["evaluation.failed"])]
-    assert told == [reason]
+        errors = [event.payload["error"] for event in read_after(connection, 0, ["evaluation.failed"])]
+    assert errors == [reason]
 
 
 @pytest.mark.parametrize("reason", ExitReason)

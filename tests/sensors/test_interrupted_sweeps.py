@@ -110,8 +110,8 @@ def test_best_completed_trial_is_evaluated_instead_of_a_better_pruned_one(harnes
     search.complete(1, 0.5)
     best = search.trials[0].job_id
     assert search.look().sweep.reason == f"trial 0 is the best, and was stopped early: {RESUME.format(best)}"
-    (told,) = search.events("sweep.completed")
-    assert (told["best"]["trial"], told["best_completed"]["trial"]) == (0, 1)
+    (completed,) = search.events("sweep.completed")
+    assert (completed["best"]["trial"], completed["best_completed"]["trial"]) == (0, 1)
     (request,) = harness.tick(evaluate_completed_jobs)
     assert request.partition_key == search.trials[1].job_id
 

@@ -56,8 +56,8 @@ def test_a_sweep_runs_to_its_end_as_jobs_and_child_runs(harness: SensorHarness) 
     assert search.statuses() == ["completed", "failed", "completed"]
     assert (found.sweep.status, runs.get(search.id).status) == ("completed", "completed")
     assert found.trials[1].reason == "out of memory"
-    (told,) = search.events("sweep.completed")
-    assert told["best"]["trial"] == 2 and told["best"]["value"] == 0.25
+    (completed,) = search.events("sweep.completed")
+    assert completed["best"]["trial"] == 2 and completed["best"]["value"] == 0.25
     points = Metrics(harness.plane.database).history(search.id, "eval/loss", 10).points
     assert [(point.step, point.value) for point in points] == [(0, 0.5), (1, 0.25)]
     for name in ("history", "parallel_coordinates"):
@@ -103,8 +103,8 @@ def test_completed_trial_is_pruned_retroactively_at_the_step_where_it_stalled(ha
     search.look()
     assert search.statuses() == ["pruned", "completed"]
     assert (search.trials[0].value, search.trials[0].step) == (0.5, 20)
-    (told,) = search.events("sweep.completed")
-    assert told["best"]["trial"] == told["best_completed"]["trial"] == 1
+    (completed,) = search.events("sweep.completed")
+    assert completed["best"]["trial"] == completed["best_completed"]["trial"] == 1
 
 
 def test_halving_compares_a_trial_once_with_trials_that_reached_the_rung_earlier(harness: SensorHarness) -> None:

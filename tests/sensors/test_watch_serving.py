@@ -93,9 +93,9 @@ def test_version_missing_in_the_engine_is_reported_and_redeployed_once(harness: 
     assert harness.tick(deploy_promotions) == []
 
 
-@pytest.mark.parametrize(("retries", "told"), [(19, 1), (20, 2)])
+@pytest.mark.parametrize(("retries", "losses"), [(19, 1), (20, 2)])
 def test_lost_version_is_redeployed_when_the_engine_returns_after_failed_retries(
-    harness: SensorHarness, start: Start, retries: int, told: int
+    harness: SensorHarness, start: Start, retries: int, losses: int
 ) -> None:
     """All retries had failed, and it stayed `deploying` forever."""
     promotion = serve(harness)
@@ -108,9 +108,9 @@ def test_lost_version_is_redeployed_when_the_engine_returns_after_failed_retries
     harness.tick(deploy_promotions)
     gateway.start()
     harness.tick(watch_serving)
-    assert len(lost(harness)) == told
+    assert len(lost(harness)) == losses
     assert row(harness, promotion)[0] == "deploying"
-    assert [request.partition_key for request in harness.tick(deploy_promotions)] == ["run-1"] * (told - 1)
+    assert [request.partition_key for request in harness.tick(deploy_promotions)] == ["run-1"] * (losses - 1)
 
 
 @pytest.mark.requirement("P6")

@@ -13,7 +13,7 @@ from resources.compute.local.backend import LocalCompute
 from resources.compute.local.gpu_meter import Meter
 from resources.compute.local.leases import Leases
 from resources.compute.local.work_folder import work_folder
-from tests.support.resources.local_backend import BUCKETS, ROOT, go_on, until
+from tests.support.resources.local_backend import BUCKETS, ROOT, let_finish, until
 
 PROGRAM = """
 import os, time
@@ -93,7 +93,7 @@ class GpuMachine:
         return " ".join(line.split(" on ")[1] for line in lines if " on " in line)
 
     def end(self, job: Job) -> None:
-        go_on(job)
+        let_finish(job)
         until("its end", lambda: self.phase(job) is Phase.SUCCEEDED)
 
 

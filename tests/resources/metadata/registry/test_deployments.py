@@ -109,11 +109,11 @@ def test_deployment_waits_for_a_restarting_engine(deploying: Deploying, monkeypa
     promotion = deploying.promote(1)
     answers = iter([EngineUnavailable("it is away"), EngineUnavailable("still"), None])
 
-    def starts_anew(_engine: EngineClient, **_asked: Any) -> None:
+    def fake_deploy(_engine: EngineClient, **_asked: Any) -> None:
         if (answer := next(answers)) is not None:
             raise answer
 
-    monkeypatch.setattr(EngineClient, "deploy", starts_anew)
+    monkeypatch.setattr(EngineClient, "deploy", fake_deploy)
     monkeypatch.setattr("hanzo_ml_assets.deployment.ENGINE_TIMEOUT_SECONDS", 60.0)
     deploying.deploy(1, promotion)
     assert serving(deploying.versions.database) == 1
@@ -196,7 +196,7 @@ def test_undeploy_withdraws_the_deploying_version_with_the_served_one(deploying:
     assert [(deployment.version, deployment.status) for deployment in left] == [(1, "withdrawing"), (2, "withdrawing")]
 
 
-@pytest.mark.parametrize("seen", [False, True], ids=["before the engine was told", "after it"])
+@pytest.mark.parametrize("seen", [False, True], ids=["before the engine was called", "after it"])
 def test_deployment_that_completes_after_its_withdrawal_is_withdrawn_again(deploying: Deploying, seen: bool) -> None:
     """The engine may have loaded it after the withdrawal request, so the request is repeated."""
     database = deploying.versions.database

@@ -285,7 +285,7 @@ def test_every_change_has_its_event(office: Office) -> None:
     office.models.rename(model("m"), "n")
     office.edits.delete(model("n"), 1)
     office.models.delete(model("n"))
-    told = [
+    types = [
         "model.created",
         "model.registered",
         "model.updated",
@@ -300,7 +300,7 @@ def test_every_change_has_its_event(office: Office) -> None:
         "model.version_deleted",
         "model.deleted",
     ]
-    for type in told:
+    for type in types:
         assert len(office.events(type)) == 1, type
 
 
