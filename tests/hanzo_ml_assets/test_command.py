@@ -108,8 +108,8 @@ def test_command_run_records_data_and_code_and_appears_in_the_data_lineage(plane
     assert below == [f"run {job.id}"]
     record = ended(plane, job)[0].artifact("run")
     assert b"s3cr3t" not in plane.store.get_bytes(f"{record.uri}/command.json")
-    told = Tracer(plane.database, plane.store, "default").trace({"text": "She keeps the lamp."})
-    assert [(node.name, node.facts["used"]) for node in walk_nodes(told.reached) if node.kind == "run"] == [
+    traced = Tracer(plane.database, plane.store, "default").trace({"text": "She keeps the lamp."})
+    assert [(node.name, node.facts["used"]) for node in walk_nodes(traced.reached) if node.kind == "run"] == [
         (job.id, ["trained on it"])
     ]
 
@@ -120,8 +120,8 @@ def test_failed_command_is_in_the_data_lineage_and_can_be_resumed(plane: Control
     create_version(plane.database, plane.store, name="d", path=raw, user="u", organization="default")
     job = submit(plane, "raise SystemExit(3)", storage={"datasets": "s3://hanzo-ml/datasets/d/1/"})
     assert not materialize(job).success
-    told = Tracer(plane.database, plane.store, "default").trace({"text": "She keeps the lamp."})
-    assert [node.facts["status"] for node in walk_nodes(told.reached) if node.kind == "run"] == ["failed"]
+    traced = Tracer(plane.database, plane.store, "default").trace({"text": "She keeps the lamp."})
+    assert [node.facts["status"] for node in walk_nodes(traced.reached) if node.kind == "run"] == ["failed"]
     assert resume_job(plane.database, plane.store, job.id, Wish(), "ann").status == "queued"
 
 

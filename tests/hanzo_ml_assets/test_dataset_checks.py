@@ -103,7 +103,7 @@ def test_record_statistics_are_shown_as_numbers_and_charts(graph: Graph) -> None
     assert [width / bars[0][0] for width, _ in bars] == pytest.approx([1, 1 / 3], abs=0.001)
 
 
-def told(result: dg.ExecuteInProcessResult) -> dict[str, tuple[str, bool, str]]:
+def check_results(result: dg.ExecuteInProcessResult) -> dict[str, tuple[str, bool, str]]:
     """Return what Dagster shows of each check: asset, result, and severity."""
     return {
         each.check_name: (each.asset_key.path[-1], each.passed, each.severity.value)
@@ -134,7 +134,7 @@ def test_every_check_is_reported_and_nonblocking_failures_do_not_stop_splitting(
     content = rows(60)
     content[3]["answer"] = answer
     result = graph.materialize(content, contract=CONTRACT, checks={"personal_data": personal_data})
-    assert told(result) == OF_RECORDS | OF_SPLITS | {name: ("version", False, bad) for name, bad in wrong.items()}
+    assert check_results(result) == OF_RECORDS | OF_SPLITS | {name: ("version", False, bad) for name, bad in wrong.items()}
     assert ("1 email" in graph.verdict("personal_data")) is bool(wrong)
     assert result.success and graph.validation().blocked == ""
     assert set(graph.version().splits) == {"train", "validation", "test"}
@@ -152,7 +152,7 @@ def test_blocking_failure_is_reported_with_the_other_checks_and_prevents_splitti
     block = {"personal_data": {"severity": "error", "blocking": True}}
     result = graph.materialize(content, contract=CONTRACT, checks=block)
     severe = OF_RECORDS | {"personal_data": ("version", True, "ERROR")}
-    assert told(result) == severe | {name: ("version", False, bad) for name, bad in wrong.items()}
+    assert check_results(result) == severe | {name: ("version", False, bad) for name, bad in wrong.items()}
     assert not result.success and started(result) == [VERSION]
 
 
@@ -170,8 +170,8 @@ def test_check_or_split_failure_is_recorded_until_a_later_success(graph: Graph) 
     assert graph.materialize(rows(60)).success
     assert problem() == ""
     with graph.plane.database.read() as connection:
-        told = [event.payload["problem"] for event in read_after(connection, 0, [FAILED_EVENT])]
-    assert [reason[:20] for reason in told] == ["could not be checked", "could not be split: "]
+        problems = [event.payload["problem"] for event in read_after(connection, 0, [FAILED_EVENT])]
+    assert [reason[:20] for reason in problems] == ["could not be checked", "could not be split: "]
 
 
 @pytest.mark.parametrize("at", ["dataset_checks", "datasets"])
@@ -189,8 +189,8 @@ def test_outputs_of_a_version_deleted_during_processing_are_removed(
     monkeypatch.setattr(f"hanzo_ml_assets.{at}.output_transaction", deleted_before)
     result = graph.materialize(rows(60))
     assert not result.success
-    told = [str(event.event_specific_data) for event in result.all_events if event.is_step_failure]
-    assert len(told) == 1 and "dataset doors@1 was deleted while it was being examined" in told[0]
+    failures = [str(event.event_specific_data) for event in result.all_events if event.is_step_failure]
+    assert len(failures) == 1 and "dataset doors@1 was deleted while it was being examined" in failures[0]
     assert graph.plane.store.list("s3://hanzo-ml/datasets/") == []
     with graph.plane.database.read() as connection:
         assert find_problems(connection, ["doors@1"]) == {}
@@ -208,8 +208,8 @@ def test_version_deleted_during_a_failing_check_leaves_only_the_failure_reason(
 
     monkeypatch.setattr(type(graph.plane.compute), "run", lambda _compute, job, follower: fails(job, follower))
     result = graph.materialize(rows(60))
-    (told,) = [str(event.event_specific_data) for event in result.all_events if event.is_step_failure]
-    assert "its records are gone" in told and "IntegrityError" not in told
+    (failure,) = [str(event.event_specific_data) for event in result.all_events if event.is_step_failure]
+    assert "its records are gone" in failure and "IntegrityError" not in failure
     assert graph.plane.store.list("s3://hanzo-ml/datasets/") == []
 
 

@@ -23,7 +23,7 @@ __all__ = ["home"]
 MODEL = ModelDefinition(name="m", dataset="d", recipe="r", deployment=DeploymentTarget(smoke_prompts=("Hello?",)))
 
 
-class House:
+class ModelPipeline:
     def __init__(self, folder: Path) -> None:
         self.plane = ControlPlane()
         self.plane.store.put_bytes("s3://hanzo-models/base/b/config.json", b'{"architectures": ["LlamaForCausalLM"]}')
@@ -62,50 +62,50 @@ class House:
 
 
 @pytest.fixture
-def house(home: Path) -> House:
-    return House(home)
+def pipeline(home: Path) -> ModelPipeline:
+    return ModelPipeline(home)
 
 
-def judged(house: House, run: str, *, accepted: bool = True) -> None:
-    house.train(run)
-    house.evaluate(run, accepted=accepted)
-    house.register(run)
+def judged(pipeline: ModelPipeline, run: str, *, accepted: bool = True) -> None:
+    pipeline.train(run)
+    pipeline.evaluate(run, accepted=accepted)
+    pipeline.register(run)
 
 
 @pytest.mark.requirement("M3")
-def test_accepted_version_awaiting_export_is_the_comparison_baseline(house: House) -> None:
+def test_accepted_version_awaiting_export_is_the_comparison_baseline(pipeline: ModelPipeline) -> None:
     """It passed its gate.
 
     Otherwise a worse model was accepted, because the export took a few minutes.
     """
-    house.train("a1")
-    assert house.compared_with("a1") is None
-    judged(house, "a2")
-    assert house.compared_with("a1") == "a2"
-    judged(house, "a3", accepted=False)
-    assert house.compared_with("a1") == "a2"
+    pipeline.train("a1")
+    assert pipeline.compared_with("a1") is None
+    judged(pipeline, "a2")
+    assert pipeline.compared_with("a1") == "a2"
+    judged(pipeline, "a3", accepted=False)
+    assert pipeline.compared_with("a1") == "a2"
 
 
-def test_repeated_evaluation_uses_the_same_comparison_baseline(house: House) -> None:
+def test_repeated_evaluation_uses_the_same_comparison_baseline(pipeline: ModelPipeline) -> None:
     """A worker that died during the export repeats the evaluation.
 
     Against a version that was accepted since, the verdict differed from the one in the registry.
     """
-    judged(house, "a1")
-    judged(house, "a2")
-    judged(house, "a3")
-    assert [house.compared_with(run) for run in ("a1", "a2", "a3")] == [None, "a1", "a2"]
+    judged(pipeline, "a1")
+    judged(pipeline, "a2")
+    judged(pipeline, "a3")
+    assert [pipeline.compared_with(run) for run in ("a1", "a2", "a3")] == [None, "a1", "a2"]
 
 
-def test_run_of_a_renamed_model_keeps_its_version_and_comparison_baseline(house: House) -> None:
+def test_run_of_a_renamed_model_keeps_its_version_and_comparison_baseline(pipeline: ModelPipeline) -> None:
     """Its export found no version, and repeated, it registered another under the old name."""
-    judged(house, "a1")
-    judged(house, "a2")
+    judged(pipeline, "a1")
+    judged(pipeline, "a2")
     old, new = ModelKey("default", "m"), ModelKey("default", "n")
-    RegisteredModels(house.plane.database).rename(old, new.name)
-    judged(house, "a3")
-    house.register("a2")
-    assert house.compared_with("a2") == "a1"
-    with house.plane.database.read() as connection:
-        found = [house.plane.registry.find_by_training(old, run, connection) for run in ("a1", "a2", "a3", "none")]
+    RegisteredModels(pipeline.plane.database).rename(old, new.name)
+    judged(pipeline, "a3")
+    pipeline.register("a2")
+    assert pipeline.compared_with("a2") == "a1"
+    with pipeline.plane.database.read() as connection:
+        found = [pipeline.plane.registry.find_by_training(old, run, connection) for run in ("a1", "a2", "a3", "none")]
     assert [version and version.model for version in found] == [new, new, old, None]

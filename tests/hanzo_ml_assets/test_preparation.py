@@ -221,8 +221,8 @@ def test_changed_record_parsing_changes_split_and_preparation_locations(plane: C
 
     before = labels(**known.schema)
     asked = labels(instruction="string", answer="string", input="string?")
-    told = labels(messages="array")
+    with_messages = labels(messages="array")
     assert [old == new for old, new in zip(before, asked, strict=True)] == [False, False]
-    assert [old == new for old, new in zip(before, told, strict=True)] == [True, False]
+    assert [old == new for old, new in zip(before, with_messages, strict=True)] == [True, False]
     label = hashlib.sha256(canonical_json(["lines of the version", definition.split.model_dump(mode="json")])).hexdigest()
     assert f"/{label[:12]}/" in before[0]

@@ -92,11 +92,11 @@ def queued(server: ServerProcess, waiting: subprocess.Popen[str]) -> str:
 
 def incidents_of(server: ServerProcess, run: str) -> list[list[dict[str, Any]]]:
     """Return what the events say about its divergences and memory."""
-    told = httpx.get(f"{server.url}/v1/events", params={"limit": 1000}, timeout=60).json()["events"]
+    events = httpx.get(f"{server.url}/v1/events", params={"limit": 1000}, timeout=60).json()["events"]
     return [
         [
             {**event["payload"], "job_id": "", "timestamp": 0}
-            for event in told
+            for event in events
             if (event["type"], event["key"]) == (type, run)
         ]
         for type in ("job.diverged", "job.out_of_memory")

@@ -75,8 +75,8 @@ def test_changed_rows_create_the_next_version_with_their_query_as_origin(server:
     done = run(server.url, "dataset", "create", "--name", "orders", "--sql", STATEMENT, "--database", "shop", "--json")
     made = json.loads(done.stdout)
     assert (made["created"], made["version"], made["num_records"], made["metadata"]) == (True, 2, 10, {})
-    told = run(server.url, "dataset", "lineage", "orders@2").stdout
-    assert f"↑ sql://shop?{STATEMENT}" in told
+    lineage = run(server.url, "dataset", "lineage", "orders@2").stdout
+    assert f"↑ sql://shop?{STATEMENT}" in lineage
 
 
 def test_disallowed_database_over_http_is_refused_without_revealing_its_address(server: ServerProcess, shop: str) -> None:
@@ -109,7 +109,7 @@ def test_definition_with_an_invalid_query_fails_with_the_reason(server: ServerPr
 
 
 @pytest.mark.parametrize(
-    ("definition", "told"),
+    ("definition", "message"),
     [
         ({"sql": "SELECT 1"}, "sql and database belong together"),
         ({"database": "shop"}, "sql and database belong together"),
@@ -117,6 +117,6 @@ def test_definition_with_an_invalid_query_fails_with_the_reason(server: ServerPr
         ({"sql": "SELECT 1", "database": "shop", "format": "csv"}, "cannot have source or format"),
     ],
 )
-def test_definition_with_incomplete_or_conflicting_sql_source_is_refused(definition: dict[str, str], told: str) -> None:
-    with pytest.raises(ValidationError, match=told):
+def test_definition_with_incomplete_or_conflicting_sql_source_is_refused(definition: dict[str, str], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
         DatasetDefinition.model_validate({"name": "orders", **definition})

@@ -230,8 +230,10 @@ def test_resumed_run_uses_the_remaining_gpus_and_a_rollback_changes_its_work_dig
 
 
 @pytest.mark.requirement("E5", "Y2")
-@pytest.mark.parametrize(("told", "held"), [(2, 2), (0, 0), (None, 2)])
-def test_completed_run_records_its_usage_and_environment(home: Path, tmp_path: Path, told: int | None, held: int) -> None:
+@pytest.mark.parametrize(("reported", "held"), [(2, 2), (0, 0), (None, 2)])
+def test_completed_run_records_its_usage_and_environment(
+    home: Path, tmp_path: Path, reported: int | None, held: int
+) -> None:
     """Half an hour on two GPUs of three dollars an hour each.
 
     A run that requested two, but got none, used none.
@@ -242,7 +244,7 @@ def test_completed_run_records_its_usage_and_environment(home: Path, tmp_path: P
     plan, made = trained("used", config, control_plane, tmp_path)
     facts = TrainingFacts(
         train_seconds=1800.0,
-        gpus=told,
+        gpus=reported,
         gpu_seconds=held * 1800.0,
         resumed_from=None,
         unsent_metrics=0,
@@ -306,12 +308,12 @@ def test_unsent_metric_points_are_logged_once_after_the_program_ended(home: Path
     job = training_job(plan, control_plane)
     unsent = [UnsentPoint(key="train/loss", value=1 / step, step=step, timestamp=step) for step in range(1, 2502)]
     odd = [UnsentPoint(key=key, value=float("nan"), step=1, timestamp=1) for key in ("train/grad_norm", "no * name")]
-    anew = [
+    repeated = [
         UnsentPoint(key="eval/loss", value=0.5, step=3, timestamp=30, anew=True),
         UnsentPoint(key="eval/loss", value=0.4, step=4, timestamp=40, anew=True, since=20),
         UnsentPoint(key="eval/loss", value=0.4, step=5, timestamp=50, anew=True, since=20),
     ]
-    write_unsent_metrics(control_plane.store, result_folder(job), [*unsent, *odd, *anew])
+    write_unsent_metrics(control_plane.store, result_folder(job), [*unsent, *odd, *repeated])
     for key, value, step, timestamp in (
         ("train/loss", 1.0, 1, 1),
         ("train/loss", 1 / 2, 2, 99),
@@ -322,7 +324,7 @@ def test_unsent_metric_points_are_logged_once_after_the_program_ended(home: Path
     facts = TrainingFacts(
         train_seconds=1.0,
         resumed_from=None,
-        unsent_metrics=len(unsent) + len(odd) + len(anew),
+        unsent_metrics=len(unsent) + len(odd) + len(repeated),
         losses={},
         published_step=1,
         tokens=1,

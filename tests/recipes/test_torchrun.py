@@ -13,7 +13,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from recipes.contracts.job import EXIT_BAD_CONFIGURATION, EXIT_FILE, EXIT_PREEMPTED, EXIT_RESTART
 from recipes.torchrun import choose_exit_code, first_exit_codes
 from tests.end_to_end.local_stack import is_pending, wait_until
-from tests.support.recipes.command_program import ROOT, House
+from tests.support.recipes.command_program import ROOT, CommandJobs
 
 SAYS = """
 import json, os, pathlib, signal, sys, time
@@ -76,7 +76,7 @@ def test_own_exit_is_reported_and_a_kill_counts_as_kill(
     tmp_path: Path, first: str, second: str, expected: int, reported: bool
 ) -> None:
     """torchrun ends the other process at once, or by SIGKILL after an ignored SIGTERM."""
-    job = House(tmp_path).job("")
+    job = CommandJobs(tmp_path).job("")
     work = Path(job.work_dir)
     work.mkdir(parents=True)
     job_file = work / "job.json"

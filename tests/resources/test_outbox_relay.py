@@ -20,7 +20,7 @@ from resources.settings.settings import Settings
 from resources.stack.services import list_services
 from tests.resources.metadata.conftest import database, database_url, migrated_sqlite, postgres, postgres_url, sqlite_url
 from tests.support.kafka_brokers import Brokers, brokers
-from tests.support.resources.model_versions import House
+from tests.support.resources.model_versions import RegisteredVersions
 from tests.support.server_process import REPOSITORY, free_port
 
 __all__ = ["brokers", "database", "database_url", "migrated_sqlite", "postgres", "postgres_url", "sqlite_url"]
@@ -42,9 +42,9 @@ def write(database: Database, keys: list[str], topic: str = "jobs") -> None:
 
 @pytest.mark.requirement("P8", "Q3")
 def test_model_events_are_sent_to_their_topic_with_the_specified_fields(database: Database, brokers: Brokers) -> None:
-    house = House(database)
-    house.register("r1")
-    house.promote(1)
+    versions = RegisteredVersions(database)
+    versions.register("r1")
+    versions.promote(1)
     relay = Relay(database, KafkaPublisher(brokers.addresses), "hanzo.ml")
     assert relay.send_next() > 0
     assert relay.send_next() == 0
@@ -53,7 +53,7 @@ def test_model_events_are_sent_to_their_topic_with_the_specified_fields(database
         ("model.registered", {"name": "m", "version": 1, "run_id": "r1"}),
         ("model.promoted", {"name": "m", "version": 1, "stage": "production"}),
     ):
-        [written] = house.events(event)
+        [written] = versions.events(event)
         assert received[event].key == "m"
         assert facts.items() <= received[event].value.items()
         assert received[event].value == {**written.payload, "event": event, "seq": written.seq}

@@ -17,9 +17,9 @@ from resources.metadata.tracking.metrics import Metrics
 from resources.metadata.tracking.run_data import RunData
 from resources.metadata.tracking.runs import Runs
 from sensors.account_ended_jobs import account_ended_jobs
-from tests.support.sensors.sensor_house import MODEL, House, house, repository
+from tests.support.sensors.sensor_harness import MODEL, SensorHarness, harness, repository
 
-__all__ = ["house", "repository"]  # fixtures
+__all__ = ["harness", "repository"]  # fixtures
 
 MACHINE = Machine(python="3.11.7", packages={"torch": "2.13.0"}, processor="EPYC", gpus=("A100",), threads=4)
 GPUS: dict[str, Any] = {"gpus": 2, "gpu_type": "nvidia-a100-80gb"}
@@ -34,7 +34,7 @@ HALF_AN_HOUR = Usage(
     machine=MACHINE,
 )
 HEALED = OutOfMemory(step=7, batch_size=2, gradient_accumulation=2)
-TOLD = {
+USAGE_METRICS = {
     "system/gpu_count": 2.0,
     "system/total_gpu_hours": 1.0,
     "system/dollars": 3.0,
@@ -45,51 +45,53 @@ TOLD = {
 }
 
 
-def training(house: House, id: str, usage: Usage) -> str:
+def training(harness: SensorHarness, id: str, usage: Usage) -> str:
     """Create a training job with this usage so far."""
-    house.submit(id, parameters={"hardware": GPUS, "distributed": {"gpus_per_node": 2}})
-    house.plane.jobs.start(id)
-    make_training_plan(dry_run.load_definition(MODEL), id, house.plane)
-    write_usage(house.plane.store, f"s3://hanzo-ml/runs/{id}", usage)
+    harness.submit(id, parameters={"hardware": GPUS, "distributed": {"gpus_per_node": 2}})
+    harness.plane.jobs.start(id)
+    make_training_plan(dry_run.load_definition(MODEL), id, harness.plane)
+    write_usage(harness.plane.store, f"s3://hanzo-ml/runs/{id}", usage)
     return id
 
 
-def said(house: House, run: str) -> dict[str, float]:
+def said(harness: SensorHarness, run: str) -> dict[str, float]:
     """Return the logged values by metric; fail where one was logged twice."""
-    history = Metrics(house.plane.database).history
-    points = [point for key in TOLD for point in history(run, key, 10).points]
+    history = Metrics(harness.plane.database).history
+    points = [point for key in USAGE_METRICS for point in history(run, key, 10).points]
     found = {point.key: point.value for point in points}
     assert len(found) == len(points)
     return found
 
 
-def end(house: House, id: str, status: str) -> None:
+def end(harness: SensorHarness, id: str, status: str) -> None:
     if status == "cancelled":
-        house.plane.jobs.cancel(id)
+        harness.plane.jobs.cancel(id)
     else:
-        house.plane.jobs.fail(id, "its run failed")
+        harness.plane.jobs.fail(id, "its run failed")
 
 
 @pytest.mark.parametrize("status", ["failed", "cancelled"])
-def test_usage_of_an_ended_job_is_recorded_once_after_its_last_run_ended(house: House, status: str) -> None:
-    house.dataset()
-    job = training(house, "ended", HALF_AN_HOUR.model_copy(update={"seconds": 60.0}))
-    definition = house.repository.get_implicit_job_def_for_assets([dg.AssetKey(["models", MODEL, "checkpoint"])])
+def test_usage_of_an_ended_job_is_recorded_once_after_its_last_run_ended(harness: SensorHarness, status: str) -> None:
+    harness.dataset()
+    job = training(harness, "ended", HALF_AN_HOUR.model_copy(update={"seconds": 60.0}))
+    definition = harness.repository.get_implicit_job_def_for_assets([dg.AssetKey(["models", MODEL, "checkpoint"])])
     assert definition is not None
-    run = house.instance.create_run_for_job(definition, tags={"dagster/partition": job}, status=dg.DagsterRunStatus.STARTED)
-    end(house, job, status)
-    house.tick(account_ended_jobs)
-    assert said(house, job) == {}, "its program may still write more"
-    write_usage(house.plane.store, f"s3://hanzo-ml/runs/{job}", HALF_AN_HOUR)
-    add_recovery_event(house.plane.store, f"s3://hanzo-ml/checkpoints/{job}", HEALED)
-    house.instance.report_run_canceled(run)
+    run = harness.instance.create_run_for_job(
+        definition, tags={"dagster/partition": job}, status=dg.DagsterRunStatus.STARTED
+    )
+    end(harness, job, status)
+    harness.tick(account_ended_jobs)
+    assert said(harness, job) == {}, "its program may still write more"
+    write_usage(harness.plane.store, f"s3://hanzo-ml/runs/{job}", HALF_AN_HOUR)
+    add_recovery_event(harness.plane.store, f"s3://hanzo-ml/checkpoints/{job}", HEALED)
+    harness.instance.report_run_canceled(run)
     for _ in range(2):
-        house.reset()
-        house.tick(account_ended_jobs)
-        assert said(house, job) == TOLD
-    tags = RunData(house.plane.database).tags(job)
+        harness.reset()
+        harness.tick(account_ended_jobs)
+        assert said(harness, job) == USAGE_METRICS
+    tags = RunData(harness.plane.database).tags(job)
     assert tags["health/incident_1"] == HEALED.message, "since somebody looked at it last"
-    with house.plane.database.read() as connection:
+    with harness.plane.database.read() as connection:
         assert [event.key for event in read_after(connection, 0, ["job.out_of_memory"])] == [job]
     assert {key: tags[key] for key in ("environment/gpus", "environment/torch")} == {
         "environment/gpus": "A100",
@@ -97,46 +99,48 @@ def test_usage_of_an_ended_job_is_recorded_once_after_its_last_run_ended(house: 
     }
 
 
-def test_usage_of_an_unused_or_resumed_job_is_not_recorded(house: House) -> None:
-    house.dataset()
-    unused, resumed = training(house, "unused", Usage()), training(house, "resumed", HALF_AN_HOUR)
+def test_usage_of_an_unused_or_resumed_job_is_not_recorded(harness: SensorHarness) -> None:
+    harness.dataset()
+    unused, resumed = training(harness, "unused", Usage()), training(harness, "resumed", HALF_AN_HOUR)
     for job in (unused, resumed):
-        end(house, job, "failed")
-    house.plane.jobs.start(resumed)
-    house.tick(account_ended_jobs)
-    assert said(house, unused) == said(house, resumed) == {}
-    end(house, resumed, "failed")
-    house.tick(account_ended_jobs)
-    assert said(house, resumed) == TOLD
+        end(harness, job, "failed")
+    harness.plane.jobs.start(resumed)
+    harness.tick(account_ended_jobs)
+    assert said(harness, unused) == said(harness, resumed) == {}
+    end(harness, resumed, "failed")
+    harness.tick(account_ended_jobs)
+    assert said(harness, resumed) == USAGE_METRICS
 
 
-def test_job_with_a_deleted_run_does_not_block_others(house: House) -> None:
-    house.dataset()
-    first, second = training(house, "first", HALF_AN_HOUR), training(house, "second", HALF_AN_HOUR)
+def test_job_with_a_deleted_run_does_not_block_others(harness: SensorHarness) -> None:
+    harness.dataset()
+    first, second = training(harness, "first", HALF_AN_HOUR), training(harness, "second", HALF_AN_HOUR)
     for job in (first, second):
-        end(house, job, "cancelled")
-    Runs(house.plane.database).delete(first)
-    house.tick(account_ended_jobs)
-    assert (said(house, first), said(house, second)) == ({}, TOLD)
+        end(harness, job, "cancelled")
+    Runs(harness.plane.database).delete(first)
+    harness.tick(account_ended_jobs)
+    assert (said(harness, first), said(harness, second)) == ({}, USAGE_METRICS)
 
 
-def test_command_job_records_only_its_gpu_usage(house: House) -> None:
+def test_command_job_records_only_its_gpu_usage(harness: SensorHarness) -> None:
     asked = CommandJob.model_validate({"name": "mine", "command": ["python", "train.py"], "resources": GPUS})
-    job = submit_command(house.plane.database, house.plane.store, asked, "ann", "default").id
-    write_usage(house.plane.store, f"s3://hanzo-ml/runs/{job}", Usage(seconds=1800, gpus=2, gpu_seconds=3600))
-    end(house, job, "failed")
-    house.tick(account_ended_jobs)
-    assert said(house, job) == {key: TOLD[key] for key in ("system/gpu_count", "system/total_gpu_hours", "system/dollars")}
+    job = submit_command(harness.plane.database, harness.plane.store, asked, "ann", "default").id
+    write_usage(harness.plane.store, f"s3://hanzo-ml/runs/{job}", Usage(seconds=1800, gpus=2, gpu_seconds=3600))
+    end(harness, job, "failed")
+    harness.tick(account_ended_jobs)
+    assert said(harness, job) == {
+        key: USAGE_METRICS[key] for key in ("system/gpu_count", "system/total_gpu_hours", "system/dollars")
+    }
 
 
 @pytest.mark.parametrize("spoilt", ["record/run.json", "record/manifest.json", "usage.json", "incidents.json"])
-def test_unreadable_usage_file_of_one_job_does_not_block_others(house: House, spoilt: str) -> None:
+def test_unreadable_usage_file_of_one_job_does_not_block_others(harness: SensorHarness, spoilt: str) -> None:
     """A corrupt or older usage file stopped the sensor for good."""
-    house.dataset()
-    first, second = (training(house, id, HALF_AN_HOUR) for id in ("a", "b"))
+    harness.dataset()
+    first, second = (training(harness, id, HALF_AN_HOUR) for id in ("a", "b"))
     folder = "checkpoints" if spoilt == "incidents.json" else "runs"
-    house.plane.store.put_bytes(f"s3://hanzo-ml/{folder}/{first}/{spoilt}", b'{"of": "another release"}')
+    harness.plane.store.put_bytes(f"s3://hanzo-ml/{folder}/{first}/{spoilt}", b'{"of": "another release"}')
     for id in (first, second):
-        end(house, id, "failed")
-    house.tick(account_ended_jobs)
-    assert (said(house, first), said(house, second)) == ({}, TOLD)
+        end(harness, id, "failed")
+    harness.tick(account_ended_jobs)
+    assert (said(harness, first), said(harness, second)) == ({}, USAGE_METRICS)

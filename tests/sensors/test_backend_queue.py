@@ -24,9 +24,9 @@ from sensors.start_submitted_jobs import start_submitted_jobs
 from sensors.stop_cancelled_jobs import stop_cancelled_jobs
 from tests.resources.compute.kubernetes.jobs import a_job
 from tests.support.sensors.job_quota import set_quotas
-from tests.support.sensors.sensor_house import MODEL, House, house, repository
+from tests.support.sensors.sensor_harness import MODEL, SensorHarness, harness, repository
 
-__all__ = ["house", "repository"]  # fixtures
+__all__ = ["harness", "repository"]  # fixtures
 
 
 class QueueCompute(Compute):
@@ -80,53 +80,53 @@ class QueueCompute(Compute):
 
 
 @pytest.fixture
-def compute(house: House) -> QueueCompute:
+def compute(harness: SensorHarness) -> QueueCompute:
     compute = QueueCompute()
-    house.plane.__dict__["compute"] = compute  # where the cached property keeps it
+    harness.plane.__dict__["compute"] = compute  # where the cached property keeps it
     return compute
 
 
-def submit(house: House, name: str = "script", organization: str = "default", gpus: int = 0) -> str:
+def submit(harness: SensorHarness, name: str = "script", organization: str = "default", gpus: int = 0) -> str:
     asked = {"name": name, "command": ["python", "train.py"], "resources": {"gpus": gpus}}
     job = CommandJob.model_validate(asked)
-    return submit_command(house.plane.database, house.plane.store, job, "ann", organization).id
+    return submit_command(harness.plane.database, harness.plane.store, job, "ann", organization).id
 
 
-def tick(house: House) -> Sequence[str]:
+def tick(harness: SensorHarness) -> Sequence[str]:
     """Return the run keys of the runs that a tick of the sensor requests."""
-    return [str(request.run_key) for request in house.tick(start_submitted_jobs)]
+    return [str(request.run_key) for request in harness.tick(start_submitted_jobs)]
 
 
-def reason(house: House, job: str) -> str:
-    return house.plane.jobs.read(job).reason
+def reason(harness: SensorHarness, job: str) -> str:
+    return harness.plane.jobs.read(job).reason
 
 
-def test_queued_job_is_submitted_and_starts_its_run_at_admission(house: House, compute: QueueCompute) -> None:
-    job = submit(house)
-    assert tick(house) == []
+def test_queued_job_is_submitted_and_starts_its_run_at_admission(harness: SensorHarness, compute: QueueCompute) -> None:
+    job = submit(harness)
+    assert tick(harness) == []
     assert compute.documents[job].program is Program.COMMAND
-    assert tick(house) == []
-    assert reason(house, job) == "queued: 16 more GPUs needed (position 2)"
+    assert tick(harness) == []
+    assert reason(harness, job) == "queued: 16 more GPUs needed (position 2)"
     compute.admit(job)
-    assert tick(house) == [job]
-    assert house.plane.jobs.read(job).status == "queued"  # its run starts it
+    assert tick(harness) == [job]
+    assert harness.plane.jobs.read(job).status == "queued"  # its run starts it
 
 
-def test_submitted_document_of_training_equals_that_of_its_asset(house: House, compute: QueueCompute) -> None:
-    house.dataset()
-    house.submit("job-1")
-    assert tick(house) == []
+def test_submitted_document_of_training_equals_that_of_its_asset(harness: SensorHarness, compute: QueueCompute) -> None:
+    harness.dataset()
+    harness.submit("job-1")
+    assert tick(harness) == []
     submitted = compute.documents["job-1"]
     compute.admit("job-1")
-    assert tick(house) == ["job-1"]
+    assert tick(harness) == ["job-1"]
 
-    house.plane.jobs.start("job-1")  # as its asset does, before it plans the same
-    plan = make_training_plan(definition(house), "job-1", house.plane)
-    assert training_job(plan, house.plane) == submitted
+    harness.plane.jobs.start("job-1")  # as its asset does, before it plans the same
+    plan = make_training_plan(definition(harness), "job-1", harness.plane)
+    assert training_job(plan, harness.plane) == submitted
 
 
-def definition(house: House) -> ModelDefinition:
-    metadata = house.repository.asset_graph.get(dg.AssetKey(["models", MODEL, "checkpoint"])).metadata
+def definition(harness: SensorHarness) -> ModelDefinition:
+    metadata = harness.repository.asset_graph.get(dg.AssetKey(["models", MODEL, "checkpoint"])).metadata
     return ModelDefinition(
         name=MODEL,
         dataset=metadata[DATASET_METADATA],
@@ -135,147 +135,153 @@ def definition(house: House) -> ModelDefinition:
     )
 
 
-def test_job_that_ended_before_its_run_began_gets_the_run_that_reports_it(house: House, compute: QueueCompute) -> None:
-    job = submit(house)
-    tick(house)
+def test_job_that_ended_before_its_run_began_gets_the_run_that_reports_it(
+    harness: SensorHarness, compute: QueueCompute
+) -> None:
+    job = submit(harness)
+    tick(harness)
     compute.admit(job, Phase.FAILED, ExitReason.BAD_CONFIGURATION)
-    assert tick(house) == [job]
+    assert tick(harness) == [job]
 
 
-def test_job_that_cannot_be_planned_fails_with_the_reason(house: House, compute: QueueCompute) -> None:
-    house.dataset()
-    house.submit("job-1", recipe="no-such-recipe")
-    assert tick(house) == []
-    job = house.plane.jobs.read("job-1")
+def test_job_that_cannot_be_planned_fails_with_the_reason(harness: SensorHarness, compute: QueueCompute) -> None:
+    harness.dataset()
+    harness.submit("job-1", recipe="no-such-recipe")
+    assert tick(harness) == []
+    job = harness.plane.jobs.read("job-1")
     assert job.status == "failed" and "no-such-recipe" in job.reason
     assert compute.documents == {}
 
 
-def test_job_whose_submission_fails_temporarily_does_not_block_others(house: House, compute: QueueCompute) -> None:
-    first, second = submit(house, "first"), submit(house, "second")
+def test_job_whose_submission_fails_temporarily_does_not_block_others(harness: SensorHarness, compute: QueueCompute) -> None:
+    first, second = submit(harness, "first"), submit(harness, "second")
     compute.refuses.add(first)
-    tick(house)
-    assert "ConnectionError: the API server does not answer" in reason(house, first)
+    tick(harness)
+    assert "ConnectionError: the API server does not answer" in reason(harness, first)
     assert set(compute.documents) == {second}
     compute.refuses.clear()
-    tick(house)
+    tick(harness)
     assert set(compute.documents) == {first, second}
 
 
 def test_only_the_job_limit_delays_submission_and_gpus_are_counted_by_the_backend(
-    house: House, compute: QueueCompute
+    harness: SensorHarness, compute: QueueCompute
 ) -> None:
-    set_quotas(house, "scheduler: {devices: [], quotas: {community: {max_gpus: 8, max_concurrent_jobs: 2}}}")
-    house.plane.__dict__["compute"] = compute
-    first, second, third = (submit(house, str(number), "community", gpus=8) for number in range(3))
-    tick(house)
+    set_quotas(harness, "scheduler: {devices: [], quotas: {community: {max_gpus: 8, max_concurrent_jobs: 2}}}")
+    harness.plane.__dict__["compute"] = compute
+    first, second, third = (submit(harness, str(number), "community", gpus=8) for number in range(3))
+    tick(harness)
     assert set(compute.documents) == {first, second}
-    assert reason(house, third) == "waits for its organization's quota: 2 of 2 jobs run"
+    assert reason(harness, third) == "waits for its organization's quota: 2 of 2 jobs run"
     compute.states[first] = Observation(Phase.SUCCEEDED, 1)
-    house.complete(first)
-    tick(house)
+    harness.complete(first)
+    tick(harness)
     assert set(compute.documents) == {first, second, third}
 
 
 @pytest.mark.requirement("J6", "Z33")
-def test_jobs_beyond_the_global_limit_wait_and_queued_jobs_do_not_count(house: House, compute: QueueCompute) -> None:
-    set_quotas(house, "scheduler: {devices: [], max_concurrent_jobs: 1}")
-    house.plane.__dict__["compute"] = compute
-    first, second = submit(house, "first"), submit(house, "second")
-    tick(house)
+def test_jobs_beyond_the_global_limit_wait_and_queued_jobs_do_not_count(
+    harness: SensorHarness, compute: QueueCompute
+) -> None:
+    set_quotas(harness, "scheduler: {devices: [], max_concurrent_jobs: 1}")
+    harness.plane.__dict__["compute"] = compute
+    first, second = submit(harness, "first"), submit(harness, "second")
+    tick(harness)
     assert set(compute.documents) == {first, second}
     compute.admit(first)
-    third = submit(house, "third")
-    assert tick(house) == [first]
+    third = submit(harness, "third")
+    assert tick(harness) == [first]
     assert third not in compute.documents
-    assert reason(house, third) == "waits for its turn: 1 of 1 job run"
+    assert reason(harness, third) == "waits for its turn: 1 of 1 job run"
 
 
-def test_resumed_job_is_resubmitted_after_its_previous_submission_ended(house: House, compute: QueueCompute) -> None:
-    job = submit(house)
-    tick(house)
+def test_resumed_job_is_resubmitted_after_its_previous_submission_ended(
+    harness: SensorHarness, compute: QueueCompute
+) -> None:
+    job = submit(harness)
+    tick(harness)
     compute.admit(job)
-    house.plane.jobs.start(job)
-    house.plane.jobs.fail(job, "its node was lost")
+    harness.plane.jobs.start(job)
+    harness.plane.jobs.fail(job, "its node was lost")
     compute.admitted_at[job] -= 60_000
-    house.plane.jobs.resume(job, ResumeHistory(times=1), {})
-    assert tick(house) == []  # the program of its earlier attempt is ended
+    harness.plane.jobs.resume(job, ResumeHistory(times=1), {})
+    assert tick(harness) == []  # the program of its earlier attempt is ended
     assert job not in compute.states
-    assert tick(house) == []
+    assert tick(harness) == []
     assert compute.states[job].phase is Phase.PENDING
-    assert tick(house) == [] and compute.states[job].phase is Phase.PENDING  # it waits, and is not ended again
+    assert tick(harness) == [] and compute.states[job].phase is Phase.PENDING  # it waits, and is not ended again
     compute.admit(job)
-    assert tick(house) == [f"{job}-1"]
+    assert tick(harness) == [f"{job}-1"]
 
 
-def test_cancelled_job_leaves_the_queue(house: House, compute: QueueCompute) -> None:
-    job = submit(house)
-    tick(house)
-    house.plane.jobs.cancel(job)
-    house.tick(stop_cancelled_jobs)
+def test_cancelled_job_leaves_the_queue(harness: SensorHarness, compute: QueueCompute) -> None:
+    job = submit(harness)
+    tick(harness)
+    harness.plane.jobs.cancel(job)
+    harness.tick(stop_cancelled_jobs)
     assert job not in compute.states
-    assert tick(house) == []
+    assert tick(harness) == []
 
 
 # The same on the backend of a cluster, with a test as its controller, which writes rows.
 
 
-def test_cluster_job_waits_as_a_row_and_starts_its_run_at_admission(house: House) -> None:
-    set_quotas(house, "scheduler: {backend: kubernetes}")
-    job, rows = submit(house), ClusterJobs(house.plane.database)
+def test_cluster_job_waits_as_a_row_and_starts_its_run_at_admission(harness: SensorHarness) -> None:
+    set_quotas(harness, "scheduler: {backend: kubernetes}")
+    job, rows = submit(harness), ClusterJobs(harness.plane.database)
     key = JobRef(job, Program.COMMAND)
-    assert tick(house) == []
+    assert tick(harness) == []
     assert rows.get(key).is_queued
     rows.set_state(rows.get(key), JobState(Phase.PENDING, "quota: 16 more GPUs needed", queue_position=3))
-    assert tick(house) == []
-    assert reason(house, job) == "quota: 16 more GPUs needed"
+    assert tick(harness) == []
+    assert reason(harness, job) == "quota: 16 more GPUs needed"
     rows.set_state(rows.get(key), JobState(Phase.STARTING, admitted_at=now_ms()))
-    assert tick(house) == [job]
+    assert tick(harness) == [job]
 
 
-def test_cluster_job_that_failed_unwatched_gets_a_run_and_after_its_report_a_new_generation(house: House) -> None:
-    set_quotas(house, "scheduler: {backend: kubernetes}")
-    job, rows = submit(house), ClusterJobs(house.plane.database)
+def test_cluster_job_that_failed_unwatched_gets_a_run_and_after_its_report_a_new_generation(harness: SensorHarness) -> None:
+    set_quotas(harness, "scheduler: {backend: kubernetes}")
+    job, rows = submit(harness), ClusterJobs(harness.plane.database)
     key = JobRef(job, Program.COMMAND)
-    tick(house)
+    tick(harness)
     rows.set_state(rows.get(key), JobState(Phase.FAILED, "the image is missing", ExitReason.BAD_CONFIGURATION))
-    assert tick(house) == [job]
-    house.plane.compute.acknowledge_end(key)  # as its run does
-    house.plane.jobs.fail(job, "the image is missing")
-    house.plane.jobs.resume(job, ResumeHistory(times=1), {})
-    assert tick(house) == []
+    assert tick(harness) == [job]
+    harness.plane.compute.acknowledge_end(key)  # as its run does
+    harness.plane.jobs.fail(job, "the image is missing")
+    harness.plane.jobs.resume(job, ResumeHistory(times=1), {})
+    assert tick(harness) == []
     assert (rows.get(key).generation, rows.get(key).phase) == (2, Phase.PENDING)
-    assert tick(house) == [] and rows.get(key).wanted == "run"
+    assert tick(harness) == [] and rows.get(key).wanted == "run"
 
 
-def test_resumed_cluster_job_waits_for_the_cancellation_to_finish(house: House) -> None:
-    set_quotas(house, "scheduler: {backend: kubernetes}")
-    job, rows = submit(house), ClusterJobs(house.plane.database)
+def test_resumed_cluster_job_waits_for_the_cancellation_to_finish(harness: SensorHarness) -> None:
+    set_quotas(harness, "scheduler: {backend: kubernetes}")
+    job, rows = submit(harness), ClusterJobs(harness.plane.database)
     key = JobRef(job, Program.COMMAND)
-    tick(house)
+    tick(harness)
     rows.set_state(rows.get(key), JobState(Phase.RUNNING, attempt=1, admitted_at=now_ms() - 60_000))
-    house.plane.jobs.start(job)
-    house.plane.jobs.cancel(job)
-    house.tick(stop_cancelled_jobs)
+    harness.plane.jobs.start(job)
+    harness.plane.jobs.cancel(job)
+    harness.tick(stop_cancelled_jobs)
     assert rows.get(key).wanted == "cancel"
-    house.plane.jobs.resume(job, ResumeHistory(times=1), {})
-    assert tick(house) == [] and rows.get(key).generation == 1
-    assert reason(house, job) == "waits until what ran before it was resumed has ended"
+    harness.plane.jobs.resume(job, ResumeHistory(times=1), {})
+    assert tick(harness) == [] and rows.get(key).generation == 1
+    assert reason(harness, job) == "waits until what ran before it was resumed has ended"
     rows.set_state(rows.get(key), JobState(Phase.FAILED, "cancelled", attempt=1))
-    assert tick(house) == [] and rows.get(key).generation == 2
+    assert tick(harness) == [] and rows.get(key).generation == 2
 
 
 # Programs without a job, such as an evaluation, whose run was cancelled after its worker had died.
 
 
-def evaluation(house: House, *runs: dg.DagsterRunStatus) -> JobRef:
+def evaluation(harness: SensorHarness, *runs: dg.DagsterRunStatus) -> JobRef:
     """Create an evaluation on the cluster with runs that followed it, oldest first."""
-    set_quotas(house, "scheduler: {backend: kubernetes}")
-    key, rows = JobRef("evaluate-job-1", Program.EVALUATE), ClusterJobs(house.plane.database)
-    house.plane.compute.submit(a_job(id=key.id, program=key.program, store=house.plane.settings.store, tracking=None))
+    set_quotas(harness, "scheduler: {backend: kubernetes}")
+    key, rows = JobRef("evaluate-job-1", Program.EVALUATE), ClusterJobs(harness.plane.database)
+    harness.plane.compute.submit(a_job(id=key.id, program=key.program, store=harness.plane.settings.store, tracking=None))
     rows.set_state(rows.get(key), JobState(Phase.RUNNING, attempt=1, admitted_at=now_ms()))
     for status in runs:
-        house.instance.add_run(dg.DagsterRun(job_name="__ASSET_JOB", status=status, tags=program_tags(key)))
+        harness.instance.add_run(dg.DagsterRun(job_name="__ASSET_JOB", status=status, tags=program_tags(key)))
     return key
 
 
@@ -296,29 +302,29 @@ CANCELING, CANCELED = dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELE
     ],
 )
 def test_evaluation_is_cancelled_only_when_its_latest_run_was_cancelled_and_none_is_active(
-    house: House, runs: tuple[dg.DagsterRunStatus, ...], wanted: str
+    harness: SensorHarness, runs: tuple[dg.DagsterRunStatus, ...], wanted: str
 ) -> None:
-    key = evaluation(house, *runs)
-    house.tick(stop_cancelled_jobs)
-    assert ClusterJobs(house.plane.database).get(key).wanted == wanted
+    key = evaluation(harness, *runs)
+    harness.tick(stop_cancelled_jobs)
+    assert ClusterJobs(harness.plane.database).get(key).wanted == wanted
 
 
-def test_resubmitted_job_is_not_cancelled_by_its_earlier_cancelled_run(house: House) -> None:
+def test_resubmitted_job_is_not_cancelled_by_its_earlier_cancelled_run(harness: SensorHarness) -> None:
     """It is queued without a run; its job's state decides about it."""
-    set_quotas(house, "scheduler: {backend: kubernetes}")
-    job, rows = submit(house), ClusterJobs(house.plane.database)
+    set_quotas(harness, "scheduler: {backend: kubernetes}")
+    job, rows = submit(harness), ClusterJobs(harness.plane.database)
     key = JobRef(job, Program.COMMAND)
-    house.instance.add_run(dg.DagsterRun(job_name="__ASSET_JOB", status=CANCELED, tags=program_tags(key)))
-    tick(house)
-    house.tick(stop_cancelled_jobs)
+    harness.instance.add_run(dg.DagsterRun(job_name="__ASSET_JOB", status=CANCELED, tags=program_tags(key)))
+    tick(harness)
+    harness.tick(stop_cancelled_jobs)
     assert rows.get(key).wanted == "run"
 
 
-def preparation(house: House) -> JobRef:
+def preparation(harness: SensorHarness) -> JobRef:
     """Create a submitted preparation that runs on the cluster."""
-    set_quotas(house, "scheduler: {backend: kubernetes}")
+    set_quotas(harness, "scheduler: {backend: kubernetes}")
     key = JobRef("prepare-1", Program.PREPARE)
-    house.plane.jobs.submit(
+    harness.plane.jobs.submit(
         name="small",
         config={"dataset": "d"},
         user="ann",
@@ -327,22 +333,22 @@ def preparation(house: House) -> JobRef:
         type=PREPARATION,
         status="running",
     )
-    house.plane.compute.submit(a_job(id=key.id, program=key.program, store=house.plane.settings.store, tracking=None))
+    harness.plane.compute.submit(a_job(id=key.id, program=key.program, store=harness.plane.settings.store, tracking=None))
     return key
 
 
-def test_cancelled_preparation_is_stopped_after_its_worker_was_lost(house: House) -> None:
-    key = preparation(house)
-    house.instance.add_run(dg.DagsterRun(job_name="__ASSET_JOB", status=FAILURE, tags={PREPARATION_TAG: key.id}))
-    house.tick(stop_cancelled_jobs)
-    assert ClusterJobs(house.plane.database).get(key).wanted == "run"
-    house.plane.jobs.cancel(key.id)
-    house.tick(stop_cancelled_jobs)
-    assert ClusterJobs(house.plane.database).get(key).wanted == "cancel"
+def test_cancelled_preparation_is_stopped_after_its_worker_was_lost(harness: SensorHarness) -> None:
+    key = preparation(harness)
+    harness.instance.add_run(dg.DagsterRun(job_name="__ASSET_JOB", status=FAILURE, tags={PREPARATION_TAG: key.id}))
+    harness.tick(stop_cancelled_jobs)
+    assert ClusterJobs(harness.plane.database).get(key).wanted == "run"
+    harness.plane.jobs.cancel(key.id)
+    harness.tick(stop_cancelled_jobs)
+    assert ClusterJobs(harness.plane.database).get(key).wanted == "cancel"
 
 
-def test_preparation_is_cancelled_when_its_run_is_terminated_in_dagster(house: House) -> None:
-    key = preparation(house)
-    house.instance.add_run(dg.DagsterRun(job_name="__ASSET_JOB", status=CANCELED, tags={PREPARATION_TAG: key.id}))
-    house.tick(cancel_terminated_jobs)
-    assert house.plane.jobs.read(key.id).status == "cancelled"
+def test_preparation_is_cancelled_when_its_run_is_terminated_in_dagster(harness: SensorHarness) -> None:
+    key = preparation(harness)
+    harness.instance.add_run(dg.DagsterRun(job_name="__ASSET_JOB", status=CANCELED, tags={PREPARATION_TAG: key.id}))
+    harness.tick(cancel_terminated_jobs)
+    assert harness.plane.jobs.read(key.id).status == "cancelled"

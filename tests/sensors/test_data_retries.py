@@ -27,9 +27,9 @@ from sensors.retry_dead_runs import retry_dead_runs
 from sensors.split_new_versions import split_new_versions
 from sensors.start_submitted_jobs import start_submitted_jobs
 from tests.recipes.preparation.preparation_workspace import questions
-from tests.support.sensors.sensor_house import DATASET, MODEL, House, house, keys, repository
+from tests.support.sensors.sensor_harness import DATASET, MODEL, SensorHarness, harness, keys, repository
 
-__all__ = ["house", "repository"]  # fixtures
+__all__ = ["harness", "repository"]  # fixtures
 DATABASE_AWAY = OperationalError("SELECT 1", {}, Exception("the server closed the connection"))
 STEPS = [f"datasets/{DATASET}/{step}" for step in ("version", *SPLITS)]
 PREPARED = f"datasets/{DATASET}/prepared"
@@ -52,7 +52,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sensor, "ERROR_RETRY_PAUSE", timedelta(0))
 
 
-def fail(house: House, keys: list[str], error: Exception, partition: str | None = None, **tags: str) -> str:
+def fail(harness: SensorHarness, keys: list[str], error: Exception, partition: str | None = None, **tags: str) -> str:
     """Record a run whose first asset fails with this error; return its id."""
 
     def failing(key: str) -> dg.AssetsDefinition:
@@ -65,11 +65,11 @@ def fail(house: House, keys: list[str], error: Exception, partition: str | None 
 
     partitions = dg.DynamicPartitionsDefinition(name=f"{MODEL}-runs") if partition else None
     if partition:
-        house.instance.add_dynamic_partitions(f"{MODEL}-runs", [partition])
+        harness.instance.add_dynamic_partitions(f"{MODEL}-runs", [partition])
     job = dg.Definitions(assets=[failing(key) for key in keys]).get_implicit_global_asset_job_def()
     tags = {FAILURE_REASON_TAG: "STEP_FAILURE", **tags}
     done = job.execute_in_process(
-        instance=house.instance,
+        instance=harness.instance,
         partition_key=partition,
         raise_on_error=False,
         tags=tags,
@@ -78,17 +78,17 @@ def fail(house: House, keys: list[str], error: Exception, partition: str | None 
     return str(done.run_id)
 
 
-def split(house: House, version: DatasetVersion, error: Exception, **tags: str) -> str:
-    return fail(house, STEPS, error, **version_tags(version), **tags)
+def split(harness: SensorHarness, version: DatasetVersion, error: Exception, **tags: str) -> str:
+    return fail(harness, STEPS, error, **version_tags(version), **tags)
 
 
 @CASES
 def test_split_failed_by_storage_outage_is_retried_up_to_the_limit(
-    house: House, error: Exception, tried: int, again: bool
+    harness: SensorHarness, error: Exception, tried: int, again: bool
 ) -> None:
-    version = house.dataset(split=False)
-    run = split(house, version, error, **{RETRIES_TAG: str(tried)})
-    requests = house.tick(retry_dead_runs)
+    version = harness.dataset(split=False)
+    run = split(harness, version, error, **{RETRIES_TAG: str(tried)})
+    requests = harness.tick(retry_dead_runs)
     assert [sorted(keys(request)) for request in requests] == [sorted(STEPS)] * again
     assert [(request.tags[RETRIED_RUN_TAG], request.tags[RETRIES_TAG]) for request in requests] == [
         (run, str(tried + 1))
@@ -98,119 +98,123 @@ def test_split_failed_by_storage_outage_is_retried_up_to_the_limit(
 
 @CASES
 def test_preparation_failed_by_storage_outage_is_retried_up_to_the_limit(
-    house: House, error: Exception, tried: int, again: bool
+    harness: SensorHarness, error: Exception, tried: int, again: bool
 ) -> None:
-    asked = house.plane.jobs.submit(name="p", config={}, user="u", organization="default", type=PREPARATION)
-    house.plane.jobs.start(asked.id)
-    run = fail(house, [PREPARED], error, **{PREPARATION_TAG: asked.id, RETRIES_TAG: str(tried)})
-    requests = house.tick(retry_dead_runs)
+    asked = harness.plane.jobs.submit(name="p", config={}, user="u", organization="default", type=PREPARATION)
+    harness.plane.jobs.start(asked.id)
+    run = fail(harness, [PREPARED], error, **{PREPARATION_TAG: asked.id, RETRIES_TAG: str(tried)})
+    requests = harness.tick(retry_dead_runs)
     assert [(request.tags[RETRIED_RUN_TAG], request.tags[PREPARATION_TAG]) for request in requests] == [
         (run, asked.id)
     ] * again
-    job = house.plane.jobs.read(asked.id)
+    job = harness.plane.jobs.read(asked.id)
     assert job.status == ("running" if again else "failed")
     assert (run in job.reason) != again
 
 
-def test_cancelled_preparation_is_not_retried(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = house.plane.jobs.submit(name="p", config={}, user="u", organization="default", type=PREPARATION)
-    fail(house, [PREPARED], StoreUnavailable("no answer"), **{PREPARATION_TAG: asked.id})
+def test_cancelled_preparation_is_not_retried(harness: SensorHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = harness.plane.jobs.submit(name="p", config={}, user="u", organization="default", type=PREPARATION)
+    fail(harness, [PREPARED], StoreUnavailable("no answer"), **{PREPARATION_TAG: asked.id})
     with monkeypatch.context() as patched:
         patched.setattr(sensor, "ERROR_RETRY_PAUSE", timedelta(hours=1))
-        assert house.tick(retry_dead_runs) == []
-    house.plane.jobs.cancel(asked.id)
-    assert house.tick(retry_dead_runs) == []
+        assert harness.tick(retry_dead_runs) == []
+    harness.plane.jobs.cancel(asked.id)
+    assert harness.tick(retry_dead_runs) == []
 
 
 @pytest.mark.parametrize("pause", ["ERROR_RETRY_PAUSE", "SETTLING_TIME"])
-def test_a_split_waits_before_it_is_tried_again(house: House, monkeypatch: pytest.MonkeyPatch, pause: str) -> None:
+def test_a_split_waits_before_it_is_tried_again(harness: SensorHarness, monkeypatch: pytest.MonkeyPatch, pause: str) -> None:
     monkeypatch.setattr(sensor, pause, timedelta(hours=1))
-    split(house, house.dataset(split=False), StoreUnavailable("no answer"))
-    assert house.tick(retry_dead_runs) == []
+    split(harness, harness.dataset(split=False), StoreUnavailable("no answer"))
+    assert harness.tick(retry_dead_runs) == []
 
 
-def test_only_the_newest_failed_split_of_a_version_is_retried(house: House) -> None:
-    version = house.dataset(split=False)
-    split(house, version, StoreUnavailable("no answer"))
-    newer = split(house, version, StoreUnavailable("no answer"))
-    assert [request.tags[RETRIED_RUN_TAG] for request in house.tick(retry_dead_runs)] == [newer]
+def test_only_the_newest_failed_split_of_a_version_is_retried(harness: SensorHarness) -> None:
+    version = harness.dataset(split=False)
+    split(harness, version, StoreUnavailable("no answer"))
+    newer = split(harness, version, StoreUnavailable("no answer"))
+    assert [request.tags[RETRIED_RUN_TAG] for request in harness.tick(retry_dead_runs)] == [newer]
 
 
-def test_a_job_waits_while_its_data_is_tried_again_and_fails_with_it(house: House) -> None:
+def test_a_job_waits_while_its_data_is_tried_again_and_fails_with_it(harness: SensorHarness) -> None:
     """One second without the store made it fail."""
-    version = house.dataset(split=False)
-    house.submit("job-1")
-    split(house, version, StoreUnavailable("no answer"))
+    version = harness.dataset(split=False)
+    harness.submit("job-1")
+    split(harness, version, StoreUnavailable("no answer"))
     for _ in range(2):
-        assert house.tick(start_submitted_jobs) == []
-        assert house.plane.jobs.read("job-1").status == "queued"
-        assert house.tick(retry_dead_runs), "nobody takes it up in this test"
-    last = split(house, version, StoreUnavailable("no answer"), **{RETRIES_TAG: str(MAX_ERROR_RETRIES)})
-    assert house.tick(retry_dead_runs) == []
-    assert house.tick(start_submitted_jobs) == []
-    job = house.plane.jobs.read("job-1")
+        assert harness.tick(start_submitted_jobs) == []
+        assert harness.plane.jobs.read("job-1").status == "queued"
+        assert harness.tick(retry_dead_runs), "nobody takes it up in this test"
+    last = split(harness, version, StoreUnavailable("no answer"), **{RETRIES_TAG: str(MAX_ERROR_RETRIES)})
+    assert harness.tick(retry_dead_runs) == []
+    assert harness.tick(start_submitted_jobs) == []
+    job = harness.plane.jobs.read("job-1")
     assert (job.status, last in job.reason) == ("failed", True)
 
 
-def test_job_fails_when_its_split_failed_before_the_retry_window(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    version = house.dataset(split=False)
-    run = split(house, version, StoreUnavailable("no answer"))
+def test_job_fails_when_its_split_failed_before_the_retry_window(
+    harness: SensorHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = harness.dataset(split=False)
+    run = split(harness, version, StoreUnavailable("no answer"))
     for place in (sensor, retry_policy):
         monkeypatch.setattr(place, "LOOK_BACK", timedelta(0))
-    house.submit("job-1")
-    assert house.tick(retry_dead_runs) == []
-    assert house.tick(start_submitted_jobs) == []
-    assert run in house.plane.jobs.read("job-1").reason
+    harness.submit("job-1")
+    assert harness.tick(retry_dead_runs) == []
+    assert harness.tick(start_submitted_jobs) == []
+    assert run in harness.plane.jobs.read("job-1").reason
 
 
 @pytest.mark.parametrize("again", [True, False])
 @pytest.mark.parametrize("step", ["version", "prepared", "evaluation", "checkpoint"])
-def test_a_failed_run_s_log_is_read_once(house: House, monkeypatch: pytest.MonkeyPatch, step: str, again: bool) -> None:
+def test_a_failed_run_s_log_is_read_once(
+    harness: SensorHarness, monkeypatch: pytest.MonkeyPatch, step: str, again: bool
+) -> None:
     """A run that waited for its retry was read twice per tick, every few seconds."""
     monkeypatch.setattr(sensor, "ERROR_RETRY_PAUSE", timedelta(hours=1))
     error = StoreUnavailable("no answer") if again else ValueError("the user's")
     if step == "version":
-        split(house, house.dataset(split=False), error)
+        split(harness, harness.dataset(split=False), error)
     elif step == "prepared":
-        asked = house.plane.jobs.submit(name="p", config={}, user="u", organization="default", type=PREPARATION)
-        fail(house, [PREPARED], error, **{PREPARATION_TAG: asked.id})
+        asked = harness.plane.jobs.submit(name="p", config={}, user="u", organization="default", type=PREPARATION)
+        fail(harness, [PREPARED], error, **{PREPARATION_TAG: asked.id})
     else:
-        house.submit("job-1")
-        house.plane.jobs.start("job-1") if step == "checkpoint" else house.complete("job-1")
-        fail(house, [f"models/{MODEL}/{step}"], error, partition="job-1")
+        harness.submit("job-1")
+        harness.plane.jobs.start("job-1") if step == "checkpoint" else harness.complete("job-1")
+        fail(harness, [f"models/{MODEL}/{step}"], error, partition="job-1")
     read: list[str] = []
-    all_logs = house.instance.all_logs
+    all_logs = harness.instance.all_logs
 
     def reading(run_id: str, **named: Any) -> Any:
         read.append(run_id)
         return all_logs(run_id, **named)
 
-    monkeypatch.setattr(house.instance, "all_logs", reading)
+    monkeypatch.setattr(harness.instance, "all_logs", reading)
     for _ in range(3):
-        assert house.tick(retry_dead_runs) == []
+        assert harness.tick(retry_dead_runs) == []
     assert len(read) == 1
 
 
-def test_real_split_succeeds_on_retry_after_a_storage_outage(house: House) -> None:
-    raw, plane = house.folder / "mine.jsonl", house.plane
+def test_real_split_succeeds_on_retry_after_a_storage_outage(harness: SensorHarness) -> None:
+    raw, plane = harness.folder / "mine.jsonl", harness.plane
     raw.write_bytes(b"".join(canonical_json(row) + b"\n" for row in questions(40)))
     create_version(plane.database, plane.store, name="mine", path=raw, user="u", organization="default")
-    (request,) = house.tick(split_new_versions)
+    (request,) = harness.tick(split_new_versions)
     job = definitions().resolve_implicit_global_asset_job_def()
     bucket = plane.settings.home / "objects"
     bucket.rename(away := bucket.with_name("away"))
 
     def run(request: dg.RunRequest) -> dg.ExecuteInProcessResult:
         return job.execute_in_process(
-            instance=house.instance,
+            instance=harness.instance,
             asset_selection=list(request.asset_selection or ()),
             tags={**request.tags, FAILURE_REASON_TAG: "STEP_FAILURE"},
             raise_on_error=False,
         )
 
     assert not run(request).success
-    (again,) = house.tick(retry_dead_runs)
+    (again,) = harness.tick(retry_dead_runs)
     away.rename(bucket)
     assert run(again).success
     assert plane.datasets.read("mine@1", "default").splits
-    assert house.tick(retry_dead_runs) == []
+    assert harness.tick(retry_dead_runs) == []

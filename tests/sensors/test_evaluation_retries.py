@@ -15,16 +15,15 @@ from sensors import retry_dead_runs as retries
 from sensors.decisions.job_runs import PRIORITY_TAG
 from sensors.decisions.retry_policy import FAILURE_REASON_TAG, MAX_ERROR_RETRIES, RETRIED_RUN_TAG, RETRIES_TAG
 from sensors.retry_dead_runs import retry_dead_runs
-from tests.support.recipes.command_program import House as Commands
-from tests.support.recipes.command_program import house as commands
+from tests.support.recipes.command_program import CommandJobs, commands
 from tests.support.resources.model_versions import artifact, model, registration
-from tests.support.sensors.sensor_house import MODEL, House, house, keys, repository
+from tests.support.sensors.sensor_harness import MODEL, SensorHarness, harness, keys, repository
 
-__all__ = ["commands", "house", "repository"]  # fixtures
+__all__ = ["commands", "harness", "repository"]  # fixtures
 KEY = dg.AssetKey(["models", MODEL, "evaluation"])
 
 
-def evaluate(house: House, error: Exception, **tags: str) -> str:
+def evaluate(harness: SensorHarness, error: Exception, **tags: str) -> str:
     """Record an evaluation of job-1 that ends with this error; return its id."""
 
     @dg.asset(key=KEY, partitions_def=dg.DynamicPartitionsDefinition(name=f"{MODEL}-runs"))
@@ -32,10 +31,10 @@ def evaluate(house: House, error: Exception, **tags: str) -> str:
     def evaluation() -> None:
         raise error
 
-    house.instance.add_dynamic_partitions(f"{MODEL}-runs", ["job-1"])
+    harness.instance.add_dynamic_partitions(f"{MODEL}-runs", ["job-1"])
     job = dg.Definitions(assets=[evaluation]).get_implicit_global_asset_job_def()
     result = job.execute_in_process(
-        instance=house.instance,
+        instance=harness.instance,
         partition_key="job-1",
         asset_selection=[KEY],
         raise_on_error=False,
@@ -45,11 +44,11 @@ def evaluate(house: House, error: Exception, **tags: str) -> str:
 
 
 @pytest.fixture
-def trained(house: House, monkeypatch: pytest.MonkeyPatch) -> House:
+def trained(harness: SensorHarness, monkeypatch: pytest.MonkeyPatch) -> SensorHarness:
     monkeypatch.setattr(retries, "ERROR_RETRY_PAUSE", timedelta(0))
-    house.submit("job-1")
-    house.complete("job-1")
-    return house
+    harness.submit("job-1")
+    harness.complete("job-1")
+    return harness
 
 
 @pytest.mark.parametrize(
@@ -63,7 +62,7 @@ def trained(house: House, monkeypatch: pytest.MonkeyPatch) -> House:
     ids=["killed", "store-away", "too-often", "users"],
 )
 def test_evaluation_failed_by_infrastructure_is_retried_up_to_the_limit(
-    trained: House, error: Exception, tried: int, again: bool
+    trained: SensorHarness, error: Exception, tried: int, again: bool
 ) -> None:
     run = evaluate(trained, error, **{RETRIES_TAG: str(tried), PRIORITY_TAG: "1"})
     requests = trained.tick(retry_dead_runs)
@@ -76,12 +75,12 @@ def test_evaluation_failed_by_infrastructure_is_retried_up_to_the_limit(
     assert str(error) in reason and run in reason
     assert reason.endswith("which is tried again") == again
     with trained.plane.database.read() as connection:
-        told = [event.payload["error"] for event in read_after(connection, 0, ["evaluation.failed"])]
-    assert told == [reason]
+        errors = [event.payload["error"] for event in read_after(connection, 0, ["evaluation.failed"])]
+    assert errors == [reason]
 
 
 @pytest.mark.parametrize("reason", ExitReason)
-def test_only_the_reason_decides_whether_an_evaluation_is_retried(trained: House, reason: ExitReason) -> None:
+def test_only_the_reason_decides_whether_an_evaluation_is_retried(trained: SensorHarness, reason: ExitReason) -> None:
     """Neither the message nor the name of the exception's class matters."""
 
     class RenamedFailure(JobFailed):
@@ -92,7 +91,7 @@ def test_only_the_reason_decides_whether_an_evaluation_is_retried(trained: House
 
 
 @pytest.mark.parametrize("reason", ExitReason)
-def test_failed_observation_becomes_the_exception_for_its_exit_reason(commands: Commands, reason: ExitReason) -> None:
+def test_failed_observation_becomes_the_exception_for_its_exit_reason(commands: CommandJobs, reason: ExitReason) -> None:
     problem = failure(commands.job(""), Observation(Phase.FAILED, 12, "killed: no space left", reason))
     if reason is ExitReason.BAD_CONFIGURATION:
         assert isinstance(problem, BadConfiguration) and str(problem) == "killed: no space left"
@@ -102,11 +101,11 @@ def test_failed_observation_becomes_the_exception_for_its_exit_reason(commands: 
 
 
 @pytest.mark.parametrize(("attempt", "counted"), [(1, "after 1 attempt:"), (2, "after 2 attempts:")])
-def test_failure_message_counts_attempts_in_words(commands: Commands, attempt: int, counted: str) -> None:
+def test_failure_message_counts_attempts_in_words(commands: CommandJobs, attempt: int, counted: str) -> None:
     assert counted in str(failure(commands.job(""), Observation(Phase.FAILED, attempt, "no", ExitReason.PROGRAM_ERROR)))
 
 
-def test_abandoned_export_marks_the_version_failed(trained: House) -> None:
+def test_abandoned_export_marks_the_version_failed(trained: SensorHarness) -> None:
     """Also when its worker died without recording anything."""
     with trained.plane.database.write() as connection:
         made = trained.plane.registry.register(connection, model(), registration("job-1"), {"adapter": artifact("adapter")})

@@ -18,15 +18,15 @@ from resources.jobs.sandbox import SANDBOX
 from sensors import retry_dead_runs as retries
 from sensors.decisions.retry_policy import FAILURE_REASON_TAG, MAX_ERROR_RETRIES, RETRIED_RUN_TAG, RETRIES_TAG
 from sensors.retry_dead_runs import retry_dead_runs
-from tests.support.sensors.sensor_house import MODEL, House, house, keys, repository
+from tests.support.sensors.sensor_harness import MODEL, SensorHarness, harness, keys, repository
 from tests.support.sensors.sweep_search import Search
 
-__all__ = ["house", "repository"]  # fixtures
+__all__ = ["harness", "repository"]  # fixtures
 KEY = dg.AssetKey(["models", MODEL, "checkpoint"])
 
 
 def train(
-    house: House, error: Exception, id: str = "job-1", model: str = MODEL, *, reports: bool = True, **tags: str
+    harness: SensorHarness, error: Exception, id: str = "job-1", model: str = MODEL, *, reports: bool = True, **tags: str
 ) -> str:
     """Record a training run of a job that ends with this error; return its id."""
     key = dg.AssetKey(["models", model, "checkpoint"])
@@ -36,21 +36,21 @@ def train(
 
     partitions = dg.DynamicPartitionsDefinition(name=f"{model}-runs")
     checkpoint = dg.asset(key=key, partitions_def=partitions)(reports_exit_reason(fail) if reports else fail)
-    house.instance.add_dynamic_partitions(f"{model}-runs", [id])
+    harness.instance.add_dynamic_partitions(f"{model}-runs", [id])
     job = dg.Definitions(assets=[checkpoint]).get_implicit_global_asset_job_def()
     tags = {FAILURE_REASON_TAG: "STEP_FAILURE", **tags}
     done = job.execute_in_process(
-        instance=house.instance, partition_key=id, asset_selection=[key], raise_on_error=False, tags=tags
+        instance=harness.instance, partition_key=id, asset_selection=[key], raise_on_error=False, tags=tags
     )
     return str(done.run_id)
 
 
 @pytest.fixture
-def training(house: House, monkeypatch: pytest.MonkeyPatch) -> House:
+def training(harness: SensorHarness, monkeypatch: pytest.MonkeyPatch) -> SensorHarness:
     monkeypatch.setattr(retries, "ERROR_RETRY_PAUSE", timedelta(0))
-    house.submit("job-1")
-    house.plane.jobs.start("job-1")
-    return house
+    harness.submit("job-1")
+    harness.plane.jobs.start("job-1")
+    return harness
 
 
 @pytest.mark.requirement("A8")
@@ -86,7 +86,7 @@ def training(house: House, monkeypatch: pytest.MonkeyPatch) -> House:
     ],
 )
 def test_run_failed_by_storage_outage_is_retried_up_to_the_limit(
-    training: House, error: Exception, tried: int, again: bool
+    training: SensorHarness, error: Exception, tried: int, again: bool
 ) -> None:
     run = train(training, error, **{RETRIES_TAG: str(tried)})
     requests = training.tick(retry_dead_runs)
@@ -113,23 +113,23 @@ def test_run_failed_by_storage_outage_is_retried_up_to_the_limit(
     ids=["program-found-no-store", "store-away", "store-full", "database-away", "store-refuses", "store-refused-program"],
 )
 def test_sweep_trial_is_retried_without_limit_during_a_storage_outage(
-    house: House, monkeypatch: pytest.MonkeyPatch, error: Exception, again: bool
+    harness: SensorHarness, monkeypatch: pytest.MonkeyPatch, error: Exception, again: bool
 ) -> None:
     """A sweep lost its trials to an outage of hours: they cannot be resumed."""
     monkeypatch.setattr(retries, "ERROR_RETRY_PAUSE", timedelta(0))
-    search = Search(house, max_trials=2, max_concurrent_trials=1)
+    search = Search(harness, max_trials=2, max_concurrent_trials=1)
     search.look()
     trial = search.trials[0].job_id
-    house.plane.jobs.start(trial)
-    train(house, error, trial, SANDBOX, **{RETRIES_TAG: str(MAX_ERROR_RETRIES)})
-    assert [request.partition_key for request in house.tick(retry_dead_runs)] == [trial] * again
+    harness.plane.jobs.start(trial)
+    train(harness, error, trial, SANDBOX, **{RETRIES_TAG: str(MAX_ERROR_RETRIES)})
+    assert [request.partition_key for request in harness.tick(retry_dead_runs)] == [trial] * again
     assert search.look().jobs[0][1].endswith("which is tried again") == again
     assert search.statuses() == (["running"] if again else ["failed", "running"])
     search.cancel()
-    assert house.tick(retry_dead_runs) == []
+    assert harness.tick(retry_dead_runs) == []
 
 
-def test_job_failure_reason_is_the_programs_message(training: House) -> None:
+def test_job_failure_reason_is_the_programs_message(training: SensorHarness) -> None:
     """It began with the class name `resources.compute.base.JobFailed:`, which means nothing to users."""
     run = train(training, JobFailed("train job-1 failed after 1 attempt: KeyError: 'x'"))
     training.tick(retry_dead_runs)
@@ -137,14 +137,14 @@ def test_job_failure_reason_is_the_programs_message(training: House) -> None:
     assert training.plane.jobs.read("job-1").reason == f"{said} (run {run} in Dagster)"
 
 
-def test_retry_waits_for_its_pause(training: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retry_waits_for_its_pause(training: SensorHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retries, "ERROR_RETRY_PAUSE", timedelta(hours=1))
     train(training, StoreUnavailable("no answer"))
     assert training.tick(retry_dead_runs) == []
     assert training.plane.jobs.read("job-1").status == "running"
 
 
-def test_cancelled_job_is_not_retried(training: House) -> None:
+def test_cancelled_job_is_not_retried(training: SensorHarness) -> None:
     train(training, StoreUnavailable("no answer"))
     training.plane.jobs.cancel("job-1")
     assert training.tick(retry_dead_runs) == []
@@ -161,14 +161,14 @@ OLD_CLASSES = [
 
 
 @pytest.mark.parametrize(("name", "again"), OLD_CLASSES)
-def test_failure_of_an_older_release_is_classified_by_its_class(training: House, name: str, again: bool) -> None:
+def test_failure_of_an_older_release_is_classified_by_its_class(training: SensorHarness, name: str, again: bool) -> None:
     """Such a run failed before the upgrade: its log has no exit reason."""
     train(training, type(name, (Exception,), {})("as it was"), reports=False)
     assert len(training.tick(retry_dead_runs)) == again
 
 
 @pytest.mark.parametrize("reason", ExitReason)
-def test_only_the_reason_decides_whether_a_training_is_retried(training: House, reason: ExitReason) -> None:
+def test_only_the_reason_decides_whether_a_training_is_retried(training: SensorHarness, reason: ExitReason) -> None:
     """Neither the message nor the name of the exception's class matters."""
 
     class RenamedFailure(JobFailed):

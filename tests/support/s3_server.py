@@ -94,17 +94,17 @@ def s3_server() -> Iterator[S3Server]:
             if name.startswith("HTTP_")
         }
         requests.append(S3Request(environ["REQUEST_METHOD"], environ["PATH_INFO"], environ["QUERY_STRING"], headers))
-        told = headers.get("x-amz-checksum-sha256")
+        checksum = headers.get("x-amz-checksum-sha256")
         if environ["REQUEST_METHOD"] == "PUT" and found.refusing:
             found.refusing -= 1
             environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
             return Response(DENIED, 403, mimetype="application/xml")(environ, start_response)
-        if environ["REQUEST_METHOD"] == "PUT" and (told or found.breaking):
+        if environ["REQUEST_METHOD"] == "PUT" and (checksum or found.breaking):
             body = bytearray(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])))
             if found.breaking:
                 found.breaking -= 1
                 body[len(body) // 2] ^= 1
-            if told and told != base64.b64encode(hashlib.sha256(body).digest()).decode():
+            if checksum and checksum != base64.b64encode(hashlib.sha256(body).digest()).decode():
                 return Response(BAD_DIGEST, 400, mimetype="application/xml")(environ, start_response)
             environ["wsgi.input"] = io.BytesIO(body)
         if environ["REQUEST_METHOD"] == "POST" and "uploadId=" in environ["QUERY_STRING"]:

@@ -7,7 +7,7 @@ import pytest
 
 from recipes.storage.artifact_store import Store
 from tests.support.recipes.command_gang import NODES, Pods
-from tests.support.recipes.command_program import House, until
+from tests.support.recipes.command_program import CommandJobs, until
 from tests.support.s3_server import VARIABLES, S3Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
@@ -54,12 +54,12 @@ for step in range(first + 1, {STEPS} + 1):
 
 
 def test_fsdp_script_resumes_from_shards_of_both_nodes(tmp_path: Path, s3: S3Server) -> None:
-    house = House(tmp_path, Store(s3.address, VARIABLES))
+    commands = CommandJobs(tmp_path, Store(s3.address, VARIABLES))
     shape = {"num_nodes": NODES, "gpus_per_node": 1, "backend": "gloo"}
-    job = house.job(SCRIPT, command=["torchrun", "main.py"], distributed=shape, schedule={"checkpoint_interval": "0.2s"})
+    job = commands.job(SCRIPT, command=["torchrun", "main.py"], distributed=shape, schedule={"checkpoint_interval": "0.2s"})
     first = Pods(job, tmp_path / "first", **rendezvous(), **VARIABLES)
     try:
-        until("a state of both", house.state, 120)
+        until("a state of both", commands.state, 120)
         done = len(steps(first))
         until("steps that no state has", lambda: len(steps(first)) >= done + 6)
     finally:

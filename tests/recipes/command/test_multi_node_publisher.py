@@ -14,10 +14,10 @@ from recipes.command.snapshot_store import SnapshotStore
 from recipes.contracts.job import Job, Result
 from recipes.storage.buckets import StoreFull
 from tests.support.recipes.command_gang import NODES, Node, Pods, gang, one_state, together
-from tests.support.recipes.command_program import House, house, until
+from tests.support.recipes.command_program import CommandJobs, commands, until
 from tests.support.recipes.observed_store import PLACE, Small, Watched
 
-__all__ = ["house"]  # a fixture
+__all__ = ["commands"]  # a fixture
 
 
 @pytest.fixture(autouse=True)
@@ -171,16 +171,16 @@ if not found: time.sleep(600)
 
 
 @pytest.fixture
-def job(house: House) -> Iterator[Job]:
+def job(commands: CommandJobs) -> Iterator[Job]:
     shape = {"num_nodes": NODES, "gpus_per_node": 1, "backend": "gloo"}
-    yield house.job(SHARDS, distributed=shape, schedule={"checkpoint_interval": "0.2s"})
+    yield commands.job(SHARDS, distributed=shape, schedule={"checkpoint_interval": "0.2s"})
 
 
 @pytest.mark.slow
-def test_command_resumes_with_shards_of_two_dead_machines(house: House, job: Job, tmp_path: Path) -> None:
+def test_command_resumes_with_shards_of_two_dead_machines(commands: CommandJobs, job: Job, tmp_path: Path) -> None:
     """Regression: only the first machine's shards were published, losing half of a sharded model."""
     pods = Pods(job, tmp_path / "first")
-    until("a state of both", lambda: (state := house.state()) and len(house.store.manifest(state).files) == 3)
+    until("a state of both", lambda: (state := commands.state()) and len(commands.store.manifest(state).files) == 3)
     pods.kill()
     again = Pods(job, tmp_path / "second")
     codes = [process.wait(60) for process in again.processes]
@@ -189,6 +189,6 @@ def test_command_resumes_with_shards_of_two_dead_machines(house: House, job: Job
         "found {'common': 'for all', 'shard-0': '0', 'shard-1': '1'}",
         "found {'common': 'for all', 'shard-0': '0', 'shard-1': '1'}",
     ]
-    made = Result.model_validate_json(house.store.get_bytes(job.result_uri)).artifacts["checkpoints"]
-    paths = [file.path for file in house.store.manifest(made).files]
+    made = Result.model_validate_json(commands.store.get_bytes(job.result_uri)).artifacts["checkpoints"]
+    paths = [file.path for file in commands.store.manifest(made).files]
     assert paths == [".nodes/1/shard-1", "common", "shard-0"], "what others have is no part of a node's own"

@@ -23,31 +23,31 @@ from recipes.storage.manifest import Artifact
 from resources.compute.base import JobFailed
 from resources.compute.local.backend import LocalCompute
 from resources.settings.settings import Settings
-from tests.support.recipes.command_program import ID, ROOT, House, compute, house, until
+from tests.support.recipes.command_program import ID, ROOT, CommandJobs, commands, compute, until
 
-__all__ = ["compute", "house"]
+__all__ = ["commands", "compute"]
 
 
-def test_a_script_runs_with_its_files_its_variables_and_its_folders(compute: LocalCompute, house: House) -> None:
+def test_a_script_runs_with_its_files_its_variables_and_its_folders(compute: LocalCompute, commands: CommandJobs) -> None:
     script = """
 import json, os, sys
 import beside.words
 json.dump(dict(os.environ), open(os.environ["HANZO_ML_CHECKPOINTS"] + "/env", "w"))
 print(beside.words.HELLO, os.environ["COLOUR"])
 """
-    job = house.job(
+    job = commands.job(
         script,
         env={"COLOUR": "grey", "HANZO_ML_EXPERIMENT": "doors", "HANZO_ML_TRACKING_URI": "http://ml.hanzo.svc:8057"},
         files={"main.py": script, "beside/words.py": "HELLO = 'hello'"},
         storage={"checkpoints": "s3://hanzo-ml/checkpoints/doors/"},
         schedule={"checkpoint_interval": "20m"},
     )
-    result = compute.run(job, house.follower)
-    assert house.said() == ["hello grey"]
+    result = compute.run(job, commands.follower)
+    assert commands.said() == ["hello grey"]
     made = result.artifacts["checkpoints"]
     assert made.uri.startswith(f"s3://hanzo-ml/checkpoints/doors/{ID}/state-1-")
-    assert house.store.manifest(made).inputs == {"code": job.inputs["code"].digest}
-    env = json.loads(house.store.get_bytes(f"{made.uri}/env"))
+    assert commands.store.manifest(made).inputs == {"code": job.inputs["code"].digest}
+    env = json.loads(commands.store.get_bytes(f"{made.uri}/env"))
     expected = {
         "HANZO_ML_TRACKING_URI": "http://127.0.0.1:9",
         "MLFLOW_TRACKING_URI": "http://127.0.0.1:9",
@@ -63,11 +63,11 @@ print(beside.words.HELLO, os.environ["COLOUR"])
     assert "HANZO_ML_DATASETS" not in env and "HF_HUB_OFFLINE" not in env
 
 
-def test_script_output_is_logged_while_running(compute: LocalCompute, house: House) -> None:
-    job = house.job("import os, time\nprint('out')\nwhile not os.path.exists('go'): time.sleep(0.01)\n")
-    runner = threading.Thread(target=compute.run, args=(job, house.follower))
+def test_script_output_is_logged_while_running(compute: LocalCompute, commands: CommandJobs) -> None:
+    job = commands.job("import os, time\nprint('out')\nwhile not os.path.exists('go'): time.sleep(0.01)\n")
+    runner = threading.Thread(target=compute.run, args=(job, commands.follower))
     runner.start()
-    until("its first line", lambda: "out" in house.lines)
+    until("its first line", lambda: "out" in commands.lines)
     (Path(job.work_dir) / "code" / "go").touch()
     runner.join(60)
     assert not runner.is_alive()
@@ -91,33 +91,33 @@ def test_script_output_is_logged_while_running(compute: LocalCompute, house: Hou
     ],
 )
 def test_an_error_of_the_script_is_not_tried_again_and_is_the_reason(
-    compute: LocalCompute, house: House, script: str, message: str, reason: ExitReason
+    compute: LocalCompute, commands: CommandJobs, script: str, message: str, reason: ExitReason
 ) -> None:
-    job = house.job(f"print('begun')\n{script}")
+    job = commands.job(f"print('begun')\n{script}")
     with pytest.raises(JobFailed, match="failed after 1 attempt") as failed:
-        compute.run(job, house.follower)
+        compute.run(job, commands.follower)
     assert message in str(failed.value) and failed.value.reason is reason
-    assert house.said().count("begun") == 1
-    assert "recipes/command/" not in "\n".join(house.lines), "no traceback of ours"
+    assert commands.said().count("begun") == 1
+    assert "recipes/command/" not in "\n".join(commands.lines), "no traceback of ours"
 
 
-def test_unpublishable_file_is_logged(compute: LocalCompute, house: House) -> None:
+def test_unpublishable_file_is_logged(compute: LocalCompute, commands: CommandJobs) -> None:
     left = "import os\nos.mkfifo(os.environ['HANZO_ML_CHECKPOINTS'] + '/pipe')"
-    assert compute.run(house.job(left), house.follower).artifacts == {}
-    assert any("pipe is not published: it is not a file" in line for line in house.lines)
+    assert compute.run(commands.job(left), commands.follower).artifacts == {}
+    assert any("pipe is not published: it is not a file" in line for line in commands.lines)
 
 
-def test_failed_script_keeps_its_files_and_adds_its_usage(compute: LocalCompute, house: House) -> None:
+def test_failed_script_keeps_its_files_and_adds_its_usage(compute: LocalCompute, commands: CommandJobs) -> None:
     left = "import os\nopen(os.environ['HANZO_ML_CHECKPOINTS'] + '/step-7', 'w').write('x')\nraise ValueError('late')"
-    job = house.job(left)
-    write_usage(house.store, result_folder(job), Usage(seconds=1000.0))
+    job = commands.job(left)
+    write_usage(commands.store, result_folder(job), Usage(seconds=1000.0))
     with pytest.raises(JobFailed):
-        compute.run(job, house.follower)
-    assert house.state() is not None
-    assert read_usage(house.store, result_folder(job)).seconds > 1000
+        compute.run(job, commands.follower)
+    assert commands.state() is not None
+    assert read_usage(commands.store, result_folder(job)).seconds > 1000
 
 
-def test_killed_command_restarts_with_its_checkpoints(compute: LocalCompute, house: House) -> None:
+def test_killed_command_restarts_with_its_checkpoints(compute: LocalCompute, commands: CommandJobs) -> None:
     script = """
 import os, signal
 kept = os.path.join(os.environ["HANZO_ML_CHECKPOINTS"], "step")
@@ -126,8 +126,8 @@ if not os.path.exists(kept):
     os.kill(os.getpid(), signal.SIGKILL)
 print("went on from", open(kept).read())
 """
-    compute.run(house.job(script), house.follower)
-    assert house.said()[-1] == "went on from 1"
+    compute.run(commands.job(script), commands.follower)
+    assert commands.said()[-1] == "went on from 1"
 
 
 def test_visible_gpus_are_counted_from_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -198,32 +198,32 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_command_restores_its_files_on_another_machine(house: House, broken: bool) -> None:
+def test_command_restores_its_files_on_another_machine(commands: CommandJobs, broken: bool) -> None:
     """If the stored state is corrupt, nothing is restored and it is published again."""
-    once = LocalCompute(house.jobs, source=ROOT, max_restarts=0, poll_seconds=0.02)
-    job = house.job(STAYING)
+    once = LocalCompute(commands.jobs, source=ROOT, max_restarts=0, poll_seconds=0.02)
+    job = commands.job(STAYING)
     with pytest.raises(JobFailed, match=r"killed \(SIGKILL\)") as failed:
-        once.run(job, house.follower)
+        once.run(job, commands.follower)
     assert failed.value.reason is ExitReason.KILLED
-    state = house.state()
+    state = commands.state()
     assert state is not None
     if broken:
-        house.store.put_bytes(f"{state.uri}/deep/step", b"half")
+        commands.store.put_bytes(f"{state.uri}/deep/step", b"half")
     with pytest.raises(JobFailed, match=r"killed \(SIGKILL\)"):
-        run_elsewhere(job, house, max_restarts=0)
-    found = [line for line in house.said() if line.startswith("found")]
+        run_elsewhere(job, commands, max_restarts=0)
+    found = [line for line in commands.said() if line.startswith("found")]
     assert found == ["found []", "found []" if broken else "found ['deep/step']"]
     words = "which are incomplete" if broken else "1 byte restored from"
-    assert any(words in line for line in house.lines)
-    again = house.state()
+    assert any(words in line for line in commands.lines)
+    again = commands.state()
     assert again is not None
-    assert house.store.get_bytes(f"{again.uri}/deep/step") == b"1"
+    assert commands.store.get_bytes(f"{again.uri}/deep/step") == b"1"
 
 
-def run_elsewhere(job: Job, house: House, max_restarts: int = 2) -> None:
+def run_elsewhere(job: Job, commands: CommandJobs, max_restarts: int = 2) -> None:
     """Run the job on another machine, which has none of the first one's files."""
-    other = LocalCompute(house.folder / "elsewhere", source=ROOT, max_restarts=max_restarts, poll_seconds=0.02)
-    other.run(job.model_copy(update={"cache_dir": str(house.folder / "other-cache")}), house.follower)
+    other = LocalCompute(commands.folder / "elsewhere", source=ROOT, max_restarts=max_restarts, poll_seconds=0.02)
+    other.run(job.model_copy(update={"cache_dir": str(commands.folder / "other-cache")}), commands.follower)
 
 
 COUNTING = """
@@ -238,31 +238,31 @@ if step == 0:
 """
 
 
-def test_checkpoints_of_a_running_command_survive_its_machine(compute: LocalCompute, house: House) -> None:
+def test_checkpoints_of_a_running_command_survive_its_machine(compute: LocalCompute, commands: CommandJobs) -> None:
     """Regression: checkpoints were published only at the end, so losing a node lost all."""
-    job = house.job(COUNTING, schedule={"checkpoint_interval": "0.2s"})
+    job = commands.job(COUNTING, schedule={"checkpoint_interval": "0.2s"})
     compute.submit(job)
-    until("what it left in the store", house.state)
+    until("what it left in the store", commands.state)
     os.kill(int((Path(job.work_dir) / "pid.json").read_text()), signal.SIGKILL)
     until("the end of all that ran there", lambda: kill_job_processes(ID) == 0 and not find_job_processes(ID))
     shutil.rmtree(job.work_dir)
-    assert read_usage(house.store, result_folder(job)).seconds > 0, "what it took is known too"
-    run_elsewhere(job, house)
-    assert house.said() == ["goes on from 7"]
+    assert read_usage(commands.store, result_folder(job)).seconds > 0, "what it took is known too"
+    run_elsewhere(job, commands)
+    assert commands.said() == ["goes on from 7"]
 
 
-def test_checkpoints_published_by_an_older_release_are_restored(compute: LocalCompute, house: House) -> None:
-    job = house.job(COUNTING)
-    (house.folder / "left").mkdir()
-    (house.folder / "left" / "step").write_text("5")
-    house.store.publish(house.folder / "left", job.outputs["checkpoints"], "checkpoints")
-    compute.run(job, house.follower)
-    assert house.said() == ["goes on from 5"]
+def test_checkpoints_published_by_an_older_release_are_restored(compute: LocalCompute, commands: CommandJobs) -> None:
+    job = commands.job(COUNTING)
+    (commands.folder / "left").mkdir()
+    (commands.folder / "left" / "step").write_text("5")
+    commands.store.publish(commands.folder / "left", job.outputs["checkpoints"], "checkpoints")
+    compute.run(job, commands.follower)
+    assert commands.said() == ["goes on from 5"]
 
 
-def test_repeatedly_killed_command_fails_naming_the_signal(compute: LocalCompute, house: House) -> None:
+def test_repeatedly_killed_command_fails_naming_the_signal(compute: LocalCompute, commands: CommandJobs) -> None:
     with pytest.raises(JobFailed, match=r"after 3 attempts: .*killed \(SIGKILL\)"):
-        compute.run(house.job("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"), house.follower)
+        compute.run(commands.job("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"), commands.follower)
 
 
 WITH_A_CHILD = """
@@ -276,23 +276,23 @@ while len(open(starts).read()) < 2: time.sleep(0.01)
 """
 
 
-def test_processes_of_a_killed_attempt_end_before_the_next(compute: LocalCompute, house: House) -> None:
+def test_processes_of_a_killed_attempt_end_before_the_next(compute: LocalCompute, commands: CommandJobs) -> None:
     """Killing the program ends its command, and detached children before the next attempt."""
-    job = house.job(WITH_A_CHILD)
-    runner = threading.Thread(target=compute.run, args=(job, house.follower))
+    job = commands.job(WITH_A_CHILD)
+    runner = threading.Thread(target=compute.run, args=(job, commands.follower))
     runner.start()
-    until("the child", lambda: "child" in house.lines and "begun" in house.lines)
+    until("the child", lambda: "child" in commands.lines and "begun" in commands.lines)
     before = find_job_processes(ID)
     assert len(before) == 2
     os.kill(int((Path(job.work_dir) / "pid.json").read_text()), signal.SIGKILL)
     runner.join(60)
     assert not runner.is_alive()
-    assert house.said().count("begun") == 2
+    assert commands.said().count("begun") == 2
     assert not [process for process in before if belongs_to_job(process, ID)]
 
 
-def test_resubmitting_an_unfollowed_job_ends_its_old_processes(compute: LocalCompute, house: House) -> None:
-    job = house.job(WITH_A_CHILD)
+def test_resubmitting_an_unfollowed_job_ends_its_old_processes(compute: LocalCompute, commands: CommandJobs) -> None:
+    job = commands.job(WITH_A_CHILD)
     compute.submit(job)
     until("the child", lambda: "child" in compute.read_lines(job, 0)[0] and "begun" in compute.read_lines(job, 0)[0])
     before = find_job_processes(ID)
@@ -304,7 +304,7 @@ def test_resubmitting_an_unfollowed_job_ends_its_old_processes(compute: LocalCom
     compute.cancel(job)
 
 
-def test_cancelled_command_gets_sigterm_and_leaves_no_process(compute: LocalCompute, house: House) -> None:
+def test_cancelled_command_gets_sigterm_and_leaves_no_process(compute: LocalCompute, commands: CommandJobs) -> None:
     script = """
 import os, signal, subprocess, sys, time
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
@@ -316,14 +316,14 @@ signal.signal(signal.SIGTERM, leave)
 print("begun")
 while True: time.sleep(0.01)
 """
-    job = house.job(script)
+    job = commands.job(script)
     compute.submit(job)
     until("its first line", lambda: "begun" in compute.read_lines(job, 0)[0])
     compute.cancel(job)
     assert "saving" in compute.read_lines(job, 0)[0]
     assert compute.result(job) is None
     assert find_job_processes(ID) == []
-    assert house.state() is not None, "what it saved is published"
+    assert commands.state() is not None, "what it saved is published"
 
 
 STORE_GOES_AWAY = """
@@ -336,63 +336,67 @@ print("done")
 """
 
 
-def test_command_stopped_while_storing_its_result_completes(compute: LocalCompute, house: House) -> None:
+def test_command_stopped_while_storing_its_result_completes(compute: LocalCompute, commands: CommandJobs) -> None:
     """The work is done: the command neither restarts nor loses its files."""
-    objects = house.folder / "objects"
-    job = house.job(STORE_GOES_AWAY, env={"OBJECTS": str(objects)})
+    objects = commands.folder / "objects"
+    job = commands.job(STORE_GOES_AWAY, env={"OBJECTS": str(objects)})
     compute.submit(job)
     until("a try that failed", lambda: "retrying in" in compute.read_lines(job, 0)[0])
     os.kill(int((Path(job.work_dir) / "pid.json").read_text()), signal.SIGTERM)
     objects.unlink()
     objects.with_name("away").rename(objects)
     result = until("its result", lambda: compute.result(job))
-    assert house.store.get_bytes(f"{result.artifacts['checkpoints'].uri}/step") == b"7"
+    assert commands.store.get_bytes(f"{result.artifacts['checkpoints'].uri}/step") == b"7"
     assert compute.read_lines(job, 0)[0].count("done") == 1
 
 
 @pytest.mark.requirement("J3")
-def test_command_ignoring_sigterm_is_killed_after_its_grace_period(house: House) -> None:
-    compute = LocalCompute(house.jobs, source=ROOT, grace_seconds=0.5, poll_seconds=0.02)
-    job = house.job("import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('begun')\ntime.sleep(600)")
+def test_command_ignoring_sigterm_is_killed_after_its_grace_period(commands: CommandJobs) -> None:
+    compute = LocalCompute(commands.jobs, source=ROOT, grace_seconds=0.5, poll_seconds=0.02)
+    job = commands.job("import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('begun')\ntime.sleep(600)")
     compute.submit(job)
     until("its first line", lambda: "begun" in compute.read_lines(job, 0)[0])
     compute.cancel(job)
     assert find_job_processes(ID) == []
 
 
-def test_command_exceeding_max_duration_is_ended_with_the_reason(compute: LocalCompute, house: House) -> None:
-    job = house.job("import time\ntime.sleep(600)", schedule={"max_duration": "1s"})
+def test_command_exceeding_max_duration_is_ended_with_the_reason(compute: LocalCompute, commands: CommandJobs) -> None:
+    job = commands.job("import time\ntime.sleep(600)", schedule={"max_duration": "1s"})
     with pytest.raises(JobFailed, match=r"exceeded schedule.max_duration \(1s\): .* increase the limit"):
-        compute.run(job, house.follower)
+        compute.run(job, commands.follower)
 
 
-def test_missing_program_is_refused_by_name(compute: LocalCompute, house: House) -> None:
+def test_missing_program_is_refused_by_name(compute: LocalCompute, commands: CommandJobs) -> None:
     with pytest.raises(BadConfiguration, match="program 'trian' was not found"):
-        compute.run(house.job("", command=["trian"]), house.follower)
+        compute.run(commands.job("", command=["trian"]), commands.follower)
 
 
-def test_missing_dataset_is_refused_by_name(compute: LocalCompute, house: House) -> None:
-    job = house.job("", storage={"datasets": "s3://hanzo-ml/datasets/nobody/3/"})
+def test_missing_dataset_is_refused_by_name(compute: LocalCompute, commands: CommandJobs) -> None:
+    job = commands.job("", storage={"datasets": "s3://hanzo-ml/datasets/nobody/3/"})
     with pytest.raises(BadConfiguration, match="names dataset nobody@3, which does not exist"):
-        compute.run(job, house.follower)
+        compute.run(job, commands.follower)
 
 
-def test_script_with_shebang_is_executable(compute: LocalCompute, house: House) -> None:
-    compute.run(house.job("", command=["./go.sh", "far"], files={"go.sh": "#!/bin/sh\necho $1 away\n"}), house.follower)
-    assert house.said() == ["far away"]
+def test_script_with_shebang_is_executable(compute: LocalCompute, commands: CommandJobs) -> None:
+    compute.run(
+        commands.job("", command=["./go.sh", "far"], files={"go.sh": "#!/bin/sh\necho $1 away\n"}), commands.follower
+    )
+    assert commands.said() == ["far away"]
 
 
-def test_torchrun_without_options_starts_the_processes_of_the_job_shape(compute: LocalCompute, house: House) -> None:
+def test_torchrun_without_options_starts_the_processes_of_the_job_shape(
+    compute: LocalCompute, commands: CommandJobs
+) -> None:
     shape = {"num_nodes": 1, "gpus_per_node": 3}
     words = ["torchrun", "--no-python", "sh", "-c", "echo rank $RANK of $WORLD_SIZE"]
-    compute.run(house.job("", command=words, distributed=shape), house.follower)
-    assert sorted(line for line in house.said() if line.startswith("rank")) == [f"rank {rank} of 3" for rank in range(3)]
+    compute.run(commands.job("", command=words, distributed=shape), commands.follower)
+    assert sorted(line for line in commands.said() if line.startswith("rank")) == [f"rank {rank} of 3" for rank in range(3)]
 
 
-def test_multi_node_command_is_refused_on_one_machine(compute: LocalCompute, house: House) -> None:
-    job = house.job("", distributed={"strategy": "fsdp", "num_nodes": 4, "gpus_per_node": 8})
+def test_multi_node_command_is_refused_on_one_machine(compute: LocalCompute, commands: CommandJobs) -> None:
+    job = commands.job("", distributed={"strategy": "fsdp", "num_nodes": 4, "gpus_per_node": 8})
     with pytest.raises(BadConfiguration, match=r"4 nodes, this machine is one: set distributed.num_nodes to 1"):
-        compute.run(job, house.follower)
+        compute.run(job, commands.follower)
 
 
 def test_command_gets_a_copy_of_only_its_dataset(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from recipes.job_processes import PROC_FOLDER, find_job_processes
 from recipes.machine import read_machine
 from resources.compute.base import JobFailed
 from resources.compute.local.backend import LocalCompute
-from tests.support.recipes.command_program import ID, House, compute, house, until
+from tests.support.recipes.command_program import ID, CommandJobs, commands, compute, until
 
-__all__ = ["compute", "house"]  # fixtures
+__all__ = ["commands", "compute"]  # fixtures
 
 pytestmark = pytest.mark.skipif(bool(read_machine().gpus), reason="of a machine without a GPU, which this one has")
 TWO = ["torchrun", "--nproc_per_node=2", "main.py"]
@@ -25,7 +25,7 @@ torch.cuda.set_device(rank)
 
 
 @pytest.mark.requirement("H6")
-def test_cuda_calls_run_on_cpu_without_a_gpu(compute: LocalCompute, house: House) -> None:
+def test_cuda_calls_run_on_cpu_without_a_gpu(compute: LocalCompute, commands: CommandJobs) -> None:
     script = """
 import importlib.util
 importlib.util.find_spec("torch")  # as libraries do that would like to know whether it is there
@@ -42,19 +42,19 @@ torch.distributed.init_process_group("nccl", store=torch.distributed.HashStore()
 torch.cuda.set_device(0)
 print(torch.distributed.get_backend(), nn.parallel.DistributedDataParallel(line.to(0), device_ids=[0]).device)
 """
-    compute.run(house.job(script), house.follower)
-    assert house.said()[-7:] == ["cpu"] * 4 + ["torch.float64 torch.float16 torch.float32", "cpu cpu", "gloo cpu"]
-    assert sum("no GPU on this machine" in line for line in house.lines) == 1
+    compute.run(commands.job(script), commands.follower)
+    assert commands.said()[-7:] == ["cpu"] * 4 + ["torch.float64 torch.float16 torch.float32", "cpu cpu", "gloo cpu"]
+    assert sum("no GPU on this machine" in line for line in commands.lines) == 1
 
 
-def test_sitecustomize_of_the_environment_is_run(compute: LocalCompute, house: House) -> None:
+def test_sitecustomize_of_the_environment_is_run(compute: LocalCompute, commands: CommandJobs) -> None:
     files = {"main.py": "import sys; print(sys.of_the_user)", "mine/sitecustomize.py": "import sys; sys.of_the_user = 7"}
-    compute.run(house.job("", files=files, env={"PYTHONPATH": "mine"}), house.follower)
-    assert house.said() == ["7"]
+    compute.run(commands.job("", files=files, env={"PYTHONPATH": "mine"}), commands.follower)
+    assert commands.said() == ["7"]
 
 
 @pytest.mark.slow
-def test_killed_torchrun_worker_restarts_the_command(compute: LocalCompute, house: House) -> None:
+def test_killed_torchrun_worker_restarts_the_command(compute: LocalCompute, commands: CommandJobs) -> None:
     script = f"""{TOGETHER}
 import time
 starts = os.path.join(os.environ["HANZO_ML_CHECKPOINTS"], f"starts-{{rank}}")
@@ -63,32 +63,32 @@ dist.barrier()
 os.write(1, f"worker {{rank}} {{os.getpid()}}\\n".encode())  # at once: the other one prints too
 while len(open(starts).read()) < 2: time.sleep(0.01)
 """
-    job = house.job(script, command=TWO)
-    runner = threading.Thread(target=compute.run, args=(job, house.follower))
+    job = commands.job(script, command=TWO)
+    runner = threading.Thread(target=compute.run, args=(job, commands.follower))
     runner.start()
-    line = until("a worker", lambda: next((line for line in house.lines if line.startswith("worker 1")), None))
+    line = until("a worker", lambda: next((line for line in commands.lines if line.startswith("worker 1")), None))
     os.kill(int(line.split()[2]), signal.SIGKILL)
     runner.join(120)
     assert not runner.is_alive()
-    assert len([line for line in house.said() if line.startswith("worker 1")]) == 2
-    assert any("the command was killed (SIGKILL)" in line for line in house.lines)
+    assert len([line for line in commands.said() if line.startswith("worker 1")]) == 2
+    assert any("the command was killed (SIGKILL)" in line for line in commands.lines)
 
 
-def test_a_killed_torchrun_leaves_no_worker_behind(house: House) -> None:
-    compute = LocalCompute(house.jobs, source=house.source, max_restarts=0, poll_seconds=0.02)
-    job = house.job(f"{TOGETHER}\nimport time\nos.write(1, b'worker %d\\n' % os.getpid())\ntime.sleep(600)", command=TWO)
+def test_a_killed_torchrun_leaves_no_worker_behind(commands: CommandJobs) -> None:
+    compute = LocalCompute(commands.jobs, source=commands.source, max_restarts=0, poll_seconds=0.02)
+    job = commands.job(f"{TOGETHER}\nimport time\nos.write(1, b'worker %d\\n' % os.getpid())\ntime.sleep(600)", command=TWO)
     failed: list[BaseException] = []
 
     def run() -> None:
         try:
-            compute.run(job, house.follower)
+            compute.run(job, commands.follower)
         except JobFailed as error:
             failed.append(error)
 
     runner = threading.Thread(target=run)
     runner.start()
-    until("both workers", lambda: sum(line.startswith("worker") for line in house.lines) == 2)
-    workers = {int(line.split()[1]) for line in house.lines if line.startswith("worker")}
+    until("both workers", lambda: sum(line.startswith("worker") for line in commands.lines) == 2)
+    workers = {int(line.split()[1]) for line in commands.lines if line.startswith("worker")}
     (parent,) = set(find_job_processes(ID)) - workers
     assert b"torchrun" in (PROC_FOLDER / str(parent) / "cmdline").read_bytes()
     os.kill(parent, signal.SIGKILL)
@@ -97,12 +97,12 @@ def test_a_killed_torchrun_leaves_no_worker_behind(house: House) -> None:
     assert find_job_processes(ID) == []
 
 
-def test_first_failed_worker_is_quoted(compute: LocalCompute, house: House) -> None:
+def test_first_failed_worker_is_quoted(compute: LocalCompute, commands: CommandJobs) -> None:
     script = f"""{TOGETHER}
 if rank == 1:
     raise ValueError("no such column")
 dist.barrier()
 """
     with pytest.raises(JobFailed, match=r"exited with 1: .*ValueError: no such column") as error:
-        compute.run(house.job(script, command=TWO), house.follower)
+        compute.run(commands.job(script, command=TWO), commands.follower)
     assert "after 1 attempt" in str(error.value)

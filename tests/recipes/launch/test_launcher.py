@@ -13,7 +13,7 @@ from recipes.contracts.job import OUT_OF_MEMORY_FILE
 from recipes.launch.child_process import descendants
 from recipes.storage.artifact_store import Store
 from tests.recipes.launch.launched_gang import LONG, ClusterJob, LaunchedGang
-from tests.support.recipes.command_program import House
+from tests.support.recipes.command_program import CommandJobs
 from tests.support.server_process import ServerProcess
 
 Launch = Callable[..., LaunchedGang]
@@ -60,7 +60,7 @@ def launch(tmp_path: Path, server: ServerProcess, monkeypatch: pytest.MonkeyPatc
 
 def make_job(folder: Path, server: ServerProcess, script: str, nodes: int) -> ClusterJob:
     shape = {"num_nodes": nodes, "gpus_per_node": 1, "backend": "gloo"}
-    job = House(folder).job(script, distributed=shape)
+    job = CommandJobs(folder).job(script, distributed=shape)
     return ClusterJob(job.model_copy(update={"id": f"{job.id}{folder.name[-20:]}"}), server)
 
 

@@ -37,8 +37,8 @@ def statements(database: Database, folder: Path, count: int) -> tuple[int, Datas
         (raw / f"{number:04}.jsonl").write_text(f'{{"of": {count}, "number": {number}}}\n')
     asked: list[str] = []
 
-    def keep(*told: object) -> None:
-        asked.append(str(told[2]))
+    def keep(*arguments: object) -> None:
+        asked.append(str(arguments[2]))
 
     event.listen(database.engine, "before_cursor_execute", keep)
     version, _ = create_version(database, in_folder(folder), name=f"of-{count}", path=raw, user="u", organization="default")
@@ -122,14 +122,14 @@ def test_listing_is_serialized_without_a_second_copy_of_its_files(tmp_path: Path
     files = [FileRecord(path=f"é{number:05}.jsonl", sha256="f" * 64, size=1, chunks=(piece,)) for number in range(5000)]
     source = Artifact(kind="source", uri="s3://hanzo-ml/datasets/d/1/source", digest="0" * 64, size_bytes=5000)
 
-    def told(file: FileRecord) -> dict[str, Any]:
+    def file_entry(file: FileRecord) -> dict[str, Any]:
         return file_json(source, file, lambda uri, _: f"https://server/{uri}")
 
-    written = listing({"dataset": "d@1", "url": None}, map(told, files))
-    assert json.loads(written) == {"dataset": "d@1", "url": None, "files": [told(file) for file in files]}
+    written = listing({"dataset": "d@1", "url": None}, map(file_entry, files))
+    assert json.loads(written) == {"dataset": "d@1", "url": None, "files": [file_entry(file) for file in files]}
     assert json.loads(listing({"url": "u"}, iter(()))) == {"url": "u", "files": []}
     tracemalloc.start()
-    listing({"dataset": "d@1"}, map(told, files))
+    listing({"dataset": "d@1"}, map(file_entry, files))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 3 * len(written)

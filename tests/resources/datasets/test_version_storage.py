@@ -133,7 +133,7 @@ def test_broken_chunk_is_named_and_none_of_its_bytes_are_returned(
     with pytest.raises(BrokenArtifact, match=file.chunks[1].sha256):
         store.fetch(version.artifact, tmp_path / "cache")
     assert create(database, store, tmp_path, "".join(corpus(3_000_000))) == (version, False)
-    assert store.sha256(victim) == file.chunks[1].sha256, "whoever uploads the same files again mends what is there"
+    assert store.sha256(victim) == file.chunks[1].sha256, "an upload of the same files repairs the chunk"
 
 
 @pytest.mark.parametrize("damage", ["flip", "remove"])

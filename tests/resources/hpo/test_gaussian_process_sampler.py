@@ -64,9 +64,9 @@ def test_fit_uses_only_the_best_and_newest_of_many_trials() -> None:
 
 @pytest.mark.parametrize("count", [1, MAX_FITTED_TRIALS - 1, MAX_FITTED_TRIALS])
 def test_fit_uses_all_of_few_trials(count: int) -> None:
-    told = rank_trials(trials_of(count), "minimize")
-    assert sorted(trial.number for trial in select_trials(told)) == list(range(count))
-    assert select_trials(told)[0] == told[0]
+    ranked = rank_trials(trials_of(count), "minimize")
+    assert sorted(trial.number for trial in select_trials(ranked)) == list(range(count))
+    assert select_trials(ranked)[0] == ranked[0]
 
 
 def test_suggestion_is_independent_of_the_magnitude_of_a_divergence() -> None:

@@ -65,8 +65,8 @@ def test_unset_keys_of_a_sweep_take_the_server_settings() -> None:
     silent = SweepRequest.model_validate({key: value for key, value in SWEEP.items() if key != "strategy"})
     found = silent.completed("random", 3)
     assert (found.strategy, found.max_concurrent_trials) == ("random", 3)
-    told = SweepRequest.model_validate(SWEEP | {"max_concurrent_trials": 2}).completed("random", 3)
-    assert (told.strategy, told.max_concurrent_trials) == ("pbt", 2)
+    explicit = SweepRequest.model_validate(SWEEP | {"max_concurrent_trials": 2}).completed("random", 3)
+    assert (explicit.strategy, explicit.max_concurrent_trials) == ("pbt", 2)
 
 
 def test_earlier_of_equal_trials_ranks_first() -> None:

@@ -63,8 +63,8 @@ def test_a_trial_that_is_far_worse_does_not_flatten_the_others(direction: str, v
     config = sweep(search_space=SPACE, objective={"metric": "eval/loss", "direction": direction})
     trials = [Trial(number, "", POINTS[0], "completed", 1, value=value, step=1) for number, value in enumerate(values)]
     pages = history_page(config, trials), parallel_coordinates_page(config, trials)
-    for page, told in zip(pages, (ends, ends[::-1]), strict=True):
-        assert [text for text in re.findall(r"<text [^>]*>([^<]+)</text>", page) if text in ends] == told
+    for page, expected in zip(pages, (ends, ends[::-1]), strict=True):
+        assert [text for text in re.findall(r"<text [^>]*>([^<]+)</text>", page) if text in ends] == expected
         assert page.count("<title>trial ") == len(values)
     dots = [float(height) for height in re.findall(r'<circle cx="[^"]+" cy="([^"]+)"', pages[0])]
     assert {TOP, FLOOR} <= set(dots) and all(TOP <= dot <= FLOOR for dot in dots)

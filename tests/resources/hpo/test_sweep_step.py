@@ -58,7 +58,7 @@ class World:
         known = [self.trials[number] for number in sorted(self.trials)]
         step = decide_next_step(SWEEP_ID, self.config, known, {trial.number: self.observe(trial) for trial in known}, 1)
         again = decide_next_step(SWEEP_ID, self.config, known, {trial.number: self.observe(trial) for trial in known}, 1)
-        assert step == again, "whoever looks decides the same"
+        assert step == again, "a repeated decision is the same"
         for trial in (*step.changed, *step.new_trials):
             self.trials[trial.number] = trial
             self.evaluations.setdefault(trial.number, 0)

@@ -81,8 +81,8 @@ def test_invalid_messages_are_named_and_no_version_is_stored(place: Place, broke
     assert "partition 1, offset 2: not a JSON object" in caught.value.message
     assert "partition 1, offset 3: has no value (a tombstone)" in caught.value.message
     assert "(and 2 more). Nothing was stored: read around it with from=" in caught.value.message
-    for skipped, told in (("from=1:4", "offset 4: repeated key 'n'"), ("from=1:5", "offset 5: not JSON")):
-        with pytest.raises(HanzoError, match=told):
+    for skipped, message in (("from=1:4", "offset 4: repeated key 'n'"), ("from=1:5", "offset 5: not JSON")):
+        with pytest.raises(HanzoError, match=message):
             version_of(place, tmp_path, f"{address}?{skipped}")
     assert place.store.list("s3://hanzo-ml/datasets") == []
 
@@ -122,13 +122,13 @@ def test_missing_topic_partition_or_offset_is_named(
 ) -> None:
     send(brokers, [(0, b'{"n": 1}')])
     there = f"kafka://{brokers.addresses}"
-    for address, told in (
+    for address, message in (
         (f"{there}/none", "there is no topic none"),
         (f"{there}/orders?from=7:0", "no partition 7"),
         (f"{there}/orders?from=0:2", "ends at offset 1, and 2 is not there yet"),
         (f"{there}/orders?from=0:1&until=0:0", "until 0 is before from 1"),
     ):
-        with pytest.raises(HanzoError, match=told):
+        with pytest.raises(HanzoError, match=message):
             list_files(settings(tmp_path), address, Format.JSONL)
     with pytest.raises(HanzoError, match="there is no topic none"):
         list_files(settings(tmp_path), f"{there}/none", Format.JSONL)  # the lookup has not created it
@@ -161,7 +161,7 @@ def test_password_is_sent_with_the_configured_protocol_and_never_shown(brokers: 
 
 
 @pytest.mark.parametrize(
-    ("variables", "told"),
+    ("variables", "message"),
     [
         ({"SECURITY_PROTOCOL": "SASL_SSL", "SASL_USERNAME": "ann"}, "needs sasl_username and sasl_password"),
         ({"SASL_USERNAME": "ann", "SASL_PASSWORD": "canary"}, "needs sasl_username and sasl_password, no other does"),
@@ -171,9 +171,9 @@ def test_password_is_sent_with_the_configured_protocol_and_never_shown(brokers: 
     ids=["half", "unused", "unused-file", "unknown"],
 )
 def test_incomplete_security_settings_of_the_stream_are_refused(
-    tmp_path: Path, variables: dict[str, str], told: str
+    tmp_path: Path, variables: dict[str, str], message: str
 ) -> None:
-    with pytest.raises(BadConfiguration, match=told) as caught:
+    with pytest.raises(BadConfiguration, match=message) as caught:
         settings(tmp_path, **{f"HANZO_ML_STREAM_{name}": value for name, value in variables.items()})
     assert "canary" not in str(caught.value)
 
@@ -212,7 +212,7 @@ def test_allowed_broker_covers_all_topics_and_allowed_topic_only_itself(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("query", "told"),
+    ("query", "message"),
     [
         ("from=5", "PARTITION:OFFSET"),
         ("from=0:-1", "PARTITION:OFFSET"),
@@ -223,8 +223,8 @@ def test_allowed_broker_covers_all_topics_and_allowed_topic_only_itself(tmp_path
         ("from", "not an address of a Kafka topic"),
     ],
 )
-def test_invalid_query_of_a_topic_address_is_refused(query: str, told: str) -> None:
-    with pytest.raises(HanzoError, match=told):
+def test_invalid_query_of_a_topic_address_is_refused(query: str, message: str) -> None:
+    with pytest.raises(HanzoError, match=message):
         parse_topic_address(f"kafka://a/orders?{query}")
 
 

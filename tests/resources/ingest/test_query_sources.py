@@ -98,20 +98,20 @@ def test_unreachable_database_is_logged_and_its_address_is_hidden_from_the_calle
 
 def test_failed_query_is_rejected_with_the_message_of_the_database(tmp_path: Path, shop: str) -> None:
     found = asking(tmp_path / "home", shop={"url": shop, "seconds": 1})
-    for statement, told in (
+    for statement, message in (
         ("SELECT tax FROM orders", "the database says: no such column: tax"),
         ("DELETE FROM orders", "the database says: attempt to write a readonly database"),
         ("SELECT 1 AS x WHERE 1 = 2", "the query has no rows"),
         ("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i FROM n) SELECT count(*) FROM n", "exceeded the limit of 1 s"),
     ):
-        with pytest.raises(HanzoError, match=f"the rows of database 'shop' cannot be read: .*{told}") as caught:
+        with pytest.raises(HanzoError, match=f"the rows of database 'shop' cannot be read: .*{message}") as caught:
             query_source(found, "shop", statement, Format.JSONL).open().__enter__()
         assert caught.value.code is ErrorCode.INVALID_PARAMETER_VALUE
         assert str(tmp_path) not in caught.value.message
 
 
 @pytest.mark.parametrize(
-    ("databases", "told"),
+    ("databases", "message"),
     [
         ({"shop": f"mysql://u:{PASSWORD}@h/d"}, "no address such as"),
         ({"shop": f"postgresql://u:{PASSWORD}@h"}, "no address such as"),
@@ -124,13 +124,15 @@ def test_failed_query_is_rejected_with_the_message_of_the_database(tmp_path: Pat
         ({"own": "{home}/dagster/runs.db"}, r"storage\.databases\.own\.url is this server's own database"),
     ],
 )
-def test_invalid_or_own_database_in_the_settings_is_refused(tmp_path: Path, databases: dict[str, object], told: str) -> None:
+def test_invalid_or_own_database_in_the_settings_is_refused(
+    tmp_path: Path, databases: dict[str, object], message: str
+) -> None:
     home = tmp_path / "home"
     filled = {
         name: each if isinstance(each, dict) else str(each).format(home=f"sqlite:///{home}")
         for name, each in databases.items()
     }
-    with pytest.raises(BadConfiguration, match=told) as refused:
+    with pytest.raises(BadConfiguration, match=message) as refused:
         asking(home, **filled)
     assert PASSWORD not in str(refused.value)
 

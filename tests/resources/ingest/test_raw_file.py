@@ -145,9 +145,9 @@ def test_uncompressed_size_of_an_arrow_file_is_that_of_its_buffers(
     column = pa.array([f"{number % 7}" * 1000 for number in range(300)])
     table = write_arrow(tmp_path / "a", kind, column, compression, use_legacy_format=legacy)
     with (tmp_path / "a").open("rb") as stream:
-        told = uncompressed_size(stream)
+        size = uncompressed_size(stream)
         assert sum(isinstance(row, dict) for row in read_arrow(stream)) == 300
-    assert told == 0 if compression is None else abs(told - table.nbytes) < 1000
+    assert size == 0 if compression is None else abs(size - table.nbytes) < 1000
 
 
 @pytest.mark.parametrize("kind", ["file", "stream"])
@@ -236,7 +236,7 @@ def test_long_text_among_short_ones_of_a_dictionary_is_read_within_memory(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "expected"),
     [
         (bytes([0x15, 4, 0x15, 0x8A, 0x80, 0x80, 0x0A]), (2, 10_485_765)),
         (bytes([0x15, 0, 0x15, 2]), (0, 1)),
@@ -245,5 +245,5 @@ def test_long_text_among_short_ones_of_a_dictionary_is_read_within_memory(tmp_pa
         (bytes([0x15, 4, 0x15]), (2, 0)),
     ],
 )
-def test_page_kind_and_size_are_parsed_from_its_header(data: bytes, told: tuple[int, int]) -> None:
-    assert parse_page_header(data) == told
+def test_page_kind_and_size_are_parsed_from_its_header(data: bytes, expected: tuple[int, int]) -> None:
+    assert parse_page_header(data) == expected

@@ -246,7 +246,7 @@ REPEATED: dict[str, str] = {
     "of the record": '{"text": "lost", "text": "kept"}',
     "within a value": '{"messages": [{"role": "user", "role": "assistant", "content": "x"}]}',
     "without a text": '{"n": 1, "n": 2}',
-    "beside escaped quotes": '{"n": 1, "n": "\\u0022\\u0022"}',
+    "next to escaped quotes": '{"n": 1, "n": "\\u0022\\u0022"}',
     "written in two ways": '{"text": "lost", "\\u0074ext": "kept"}',
 }
 

@@ -24,7 +24,7 @@ from resources.metadata.registry import deployments
 from resources.metadata.registry.model_versions import LoggedFiles, artifact_row
 from resources.metadata.tables import artifacts, lineage_edges, model_versions
 from tests.support.migrated_database import migrate
-from tests.support.resources.model_versions import House, model, registration
+from tests.support.resources.model_versions import RegisteredVersions, model, registration
 
 BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}
 FILES = {
@@ -66,12 +66,12 @@ LABELS = {
 @dataclass
 class Chain:
     store: Store
-    house: House
+    versions: RegisteredVersions
     made: dict[str, Artifact] = field(default_factory=dict)
 
     @property
     def database(self) -> Database:
-        return self.house.database
+        return self.versions.database
 
     def publish(self, folder: Path) -> None:
         for name, (uri, files) in FILES.items():
@@ -86,11 +86,11 @@ class Chain:
         with self.database.write() as connection:
             for artifact in self.made.values():
                 record_artifact(connection, artifact, self.store.manifest(artifact))
-            version = self.house.registry.register(
+            version = self.versions.registry.register(
                 connection, model(), registration("r1"), {"adapter": self.made["adapter"]}
             )
             exports = {"merged": self.made["merged"], "gguf": self.made["gguf"]}
-            self.house.registry.add_artifacts(connection, version, exports)
+            self.versions.registry.add_artifacts(connection, version, exports)
 
     def path(self, name: str, file: str) -> Path:
         path = self.store.local_path(f"{FILES[name][0]}/{file}")
@@ -99,7 +99,7 @@ class Chain:
 
     def prove(self, served: Callable[[str], tuple[Path | None, str] | None] = lambda name: None, version: int = 1) -> Proof:
         with self.database.read() as connection:
-            return prove_version(connection, self.store, self.house.registry.get(model(), version, connection), served)
+            return prove_version(connection, self.store, self.versions.registry.get(model(), version, connection), served)
 
     def parent_label(self, edge: str) -> str:
         return edge.split(": ", 1)[0].split(" -> ")[1]
@@ -108,7 +108,7 @@ class Chain:
 @pytest.fixture
 def chain(tmp_path: Path) -> Chain:
     store = Store(StoreAddress(root=(tmp_path / "objects").as_uri(), buckets=BUCKETS))
-    chain = Chain(store, House(Database(f"sqlite:///{tmp_path}/metadata.db")))
+    chain = Chain(store, RegisteredVersions(Database(f"sqlite:///{tmp_path}/metadata.db")))
     migrate(chain.database)
     chain.publish(tmp_path / "work")
     return chain
@@ -228,7 +228,7 @@ def test_artifact_with_another_location_in_the_database_is_not_proved(chain: Cha
 
 
 def test_wrong_checksum_in_the_registry_is_named(chain: Chain) -> None:
-    changed = dict(chain.house.registry.read(model(), 1).artifacts)
+    changed = dict(chain.versions.registry.read(model(), 1).artifacts)
     changed["merged"] = {**changed["merged"], "checksum": "sha256:" + "0" * 64}
     with chain.database.write() as connection:
         connection.execute(update(model_versions).values(artifacts=changed))
@@ -238,7 +238,7 @@ def test_wrong_checksum_in_the_registry_is_named(chain: Chain) -> None:
 
 def point(chain: Chain, **artifacts: Artifact) -> None:
     """Point version 1 of the registry at these artifacts, including their checksums."""
-    changed = {**chain.house.registry.read(model(), 1).artifacts} | {
+    changed = {**chain.versions.registry.read(model(), 1).artifacts} | {
         name: artifact_row(artifacts[name]) for name in artifacts
     }
     with chain.database.write() as connection:
@@ -279,8 +279,8 @@ def test_a_version_with_two_exports_is_proved_whichever_is_served(chain: Chain, 
     other = chain.store.publish(tmp_path / "f16", "s3://hanzo-models/m/v1/export-1/gguf-f16", "gguf", inputs=inputs)
     with chain.database.write() as connection:
         record_artifact(connection, other, chain.store.manifest(other))
-        version = chain.house.registry.get(model(), 1, connection)
-        chain.house.registry.add_artifacts(connection, version, {"gguf-f16": other})
+        version = chain.versions.registry.get(model(), 1, connection)
+        chain.versions.registry.add_artifacts(connection, version, {"gguf-f16": other})
     path = chain.path("gguf", "model.gguf") if served == "gguf" else chain.store.local_path(f"{other.uri}/model.gguf")
     assert path is not None
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -299,14 +299,14 @@ def test_a_version_with_two_exports_is_proved_whichever_is_served(chain: Chain, 
 def test_version_registered_under_another_run_is_not_proved(chain: Chain) -> None:
     made = {name: chain.made[name] for name in ("adapter", "merged", "gguf")}
     with chain.database.write() as connection:
-        chain.house.registry.register(connection, model(), registration("r2"), made)
+        chain.versions.registry.register(connection, model(), registration("r2"), made)
     (edge,) = chain.prove(version=2).broken
     assert edge.startswith("adapter checkpoint -> run: ") and "r1" in edge and "r2" in edge
 
 
 @pytest.mark.parametrize("tampered", [{"path": "s3://elsewhere/"}, {"size_bytes": 1}])
 def test_tampered_artifact_entry_of_the_registry_is_named(chain: Chain, tampered: dict[str, Any]) -> None:
-    changed = dict(chain.house.registry.read(model(), 1).artifacts)
+    changed = dict(chain.versions.registry.read(model(), 1).artifacts)
     changed["gguf"] = {**changed["gguf"], **tampered}
     with chain.database.write() as connection:
         connection.execute(update(model_versions).values(artifacts=changed))
@@ -317,7 +317,7 @@ def test_tampered_artifact_entry_of_the_registry_is_named(chain: Chain, tampered
 def test_a_version_that_points_to_nothing_is_not_proved(chain: Chain) -> None:
     """Without a hashed byte or a reached source there is no proof."""
     with chain.database.write() as connection:
-        chain.house.registry.register(connection, model(), registration("r2"), {}, stage="none")
+        chain.versions.registry.register(connection, model(), registration("r2"), {}, stage="none")
     proof = chain.prove(version=2)
     assert not proof.ok and proof.broken
 
@@ -325,8 +325,10 @@ def test_a_version_that_points_to_nothing_is_not_proved(chain: Chain) -> None:
 def test_files_logged_by_a_client_are_neither_proof_nor_own_artifacts(chain: Chain) -> None:
     logged = {"safetensors": LoggedFiles("s3://hanzo-ml/runs/r2/artifacts/m.safetensors", 1, f"sha256:{'0' * 64}")}
     with chain.database.write() as connection:
-        version = chain.house.registry.register(connection, model(), registration("r2"), logged, stage="staging")
-        assert chain.house.registry.last_accepted(model(), connection) == chain.house.registry.get(model(), 1, connection)
+        version = chain.versions.registry.register(connection, model(), registration("r2"), logged, stage="staging")
+        assert chain.versions.registry.last_accepted(model(), connection) == chain.versions.registry.get(
+            model(), 1, connection
+        )
         found = {used.reference: used.digests for used in models_in_use(connection, "default")}
     assert (version.own_artifacts, version.is_awaiting_export, model_digests(version)) == ({}, False, [])
     assert found["m@2"] == frozenset() != found["m@1"]
@@ -336,7 +338,7 @@ def test_files_logged_by_a_client_are_neither_proof_nor_own_artifacts(chain: Cha
 
 
 def test_registry_entry_without_an_artifact_is_not_proved(chain: Chain) -> None:
-    changed = dict(chain.house.registry.read(model(), 1).artifacts)
+    changed = dict(chain.versions.registry.read(model(), 1).artifacts)
     changed["gguf"] = {key: value for key, value in changed["gguf"].items() if key != "artifact"}
     with chain.database.write() as connection:
         connection.execute(update(model_versions).values(artifacts=changed))

@@ -92,8 +92,8 @@ def test_history_page_reads_only_the_rows_that_it_returns(tracking: Tracking, pa
     for _ in range(page - 1):
         token = tracking.metrics.history("r0", "long", POINTS // 4, token).next_page_token
     with tracking.write() as connection, counting(connection) as found:
-        told = tracking.metrics.history("r0", "long", PAGE, token, connection=connection).points
-    assert len(told) == PAGE and told[0].step == (page - 1) * POINTS // 4
+        points = tracking.metrics.history("r0", "long", PAGE, token, connection=connection).points
+    assert len(points) == PAGE and points[0].step == (page - 1) * POINTS // 4
     for table in ("metrics", "latest_metrics"):
         assert found[table].whole == 0 and found[table].looked_up == 1, (table, found)
     assert found["metrics"].rows <= PAGE + 1, found
@@ -113,8 +113,8 @@ def test_search_reads_only_its_own_experiment(tracking: Tracking, filtered_by: s
 
     token = None if is_first else page(None)[1]
     with tracking.write() as connection, counting(connection) as found:
-        told, _ = page(token, connection)
-    assert len(told) == 4
+        run_ids, _ = page(token, connection)
+    assert len(run_ids) == 4
     for table in ("runs", "latest_metrics", "params"):
         assert found[table].whole == 0, (table, found)
         assert 0 < found[table].rows < 300, (table, found)

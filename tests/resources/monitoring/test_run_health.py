@@ -56,8 +56,8 @@ def test_run_resumed_days_later_gives_no_alert_for_its_past() -> None:
 
 def test_short_limit_is_shown_in_its_own_unit() -> None:
     short = SilenceLimits(metric=20_000, checkpoint=22.5 * MINUTE)
-    told = [alert.message for alert in find_alerts(replace(WELL, newest_metric=181 * MINUTE), short, now=210 * MINUTE)]
-    assert told == ["no metric for more than 20 seconds", "no checkpoint in the store for more than 22.5 minutes"]
+    messages = [alert.message for alert in find_alerts(replace(WELL, newest_metric=181 * MINUTE), short, now=210 * MINUTE)]
+    assert messages == ["no metric for more than 20 seconds", "no checkpoint in the store for more than 22.5 minutes"]
 
 
 @pytest.mark.parametrize(

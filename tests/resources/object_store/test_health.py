@@ -24,12 +24,12 @@ def test_any_bucket_that_is_missing_is_named(s3: S3Server) -> None:
 
 def test_wrong_keys_are_reported_with_the_settings() -> None:
     with answering(403, "SignatureDoesNotMatch", "No.") as url:
-        told = find_store_problem_in_time(Store(StoreAddress(root=url, buckets=BUCKETS), VARIABLES), 60)
-    assert told and "SignatureDoesNotMatch: No. (settings storage.access_key, storage.secret_key)" in told
+        problem = find_store_problem_in_time(Store(StoreAddress(root=url, buckets=BUCKETS), VARIABLES), 60)
+    assert problem and "SignatureDoesNotMatch: No. (settings storage.access_key, storage.secret_key)" in problem
 
 
 def test_unresponsive_store_is_reported_after_the_timeout() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        told = find_store_problem_in_time(Store(StoreAddress(root=url, buckets=BUCKETS), VARIABLES), 0.2)
-    assert told == f"{url} has not answered for 0 s (setting storage.endpoint)"
+        problem = find_store_problem_in_time(Store(StoreAddress(root=url, buckets=BUCKETS), VARIABLES), 0.2)
+    assert problem == f"{url} has not answered for 0 s (setting storage.endpoint)"

@@ -56,7 +56,7 @@ if "BEGUN" not in os.environ:
 
 
 @pytest.mark.parametrize(
-    ("seen", "anew"),
+    ("seen", "restarts"),
     [
         ([7200.0, 7200.0, 0.0], True),
         ([0.0, 7200.0, 7200.0], False),
@@ -64,7 +64,7 @@ if "BEGUN" not in os.environ:
     ],
     ids=["put back", "put forward", "corrected"],
 )
-def test_daemon_restarts_itself_when_the_clock_was_set_back(tmp_path: Path, seen: list[float], anew: bool) -> None:
+def test_daemon_restarts_itself_when_the_clock_was_set_back(tmp_path: Path, seen: list[float], restarts: bool) -> None:
     """It keeps its process id and the lock that it inherited."""
     with (tmp_path / "lock").open("w") as lock:
         program = PROGRAM.format(seen=seen, descriptor=lock.fileno())
@@ -72,7 +72,7 @@ def test_daemon_restarts_itself_when_the_clock_was_set_back(tmp_path: Path, seen
             [sys.executable, "-c", program], capture_output=True, text=True, check=True, pass_fds=[lock.fileno()], timeout=60
         )
     first, *others = done.stdout.splitlines()
-    assert others == (["the clock was set back by 7200 s: restarting the daemon", first] if anew else ["went on"])
+    assert others == (["the clock was set back by 7200 s: restarting the daemon", first] if restarts else ["went on"])
 
 
 def test_dagster_log_lines_are_printed_once_even_after_a_lost_connection() -> None:

@@ -37,7 +37,7 @@ ORIGIN = JobPythonOrigin(
 )
 
 
-class House:
+class Orchestrator:
     def __init__(self, folder: Path, api: JobApi, kubeconfig: Path) -> None:
         self.api = api
         settings = Settings(home=folder, **SETTINGS).model_copy()
@@ -78,20 +78,20 @@ def name(run: dg.DagsterRun) -> str:
 
 
 @pytest.fixture
-def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
+def orchestrator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Orchestrator]:
     monkeypatch.setattr(kubernetes_launcher, "SNAPSHOT_SECONDS", 0.0)
     monkeypatch.setattr("sensors.recover_run_workers.LAUNCH_TIME", timedelta(0))
     monkeypatch.setattr("sensors.recover_run_workers.EXIT_TIME", timedelta(0))
     monkeypatch.setattr("sensors.recover_run_workers.CANCEL_TIME", timedelta(0))
     monkeypatch.setattr("dagster_k8s.client.time.sleep", lambda seconds: None)
     with job_api(tmp_path) as (api, kubeconfig):
-        house = House(tmp_path, api, kubeconfig)
-        yield house
-        house.instance.dispose()
+        orchestrator = Orchestrator(tmp_path, api, kubeconfig)
+        yield orchestrator
+        orchestrator.instance.dispose()
 
 
-def test_run_worker_is_a_restricted_pod_that_is_not_restarted(house: House) -> None:
-    spec = house.job(house.launch())["spec"]
+def test_run_worker_is_a_restricted_pod_that_is_not_restarted(orchestrator: Orchestrator) -> None:
+    spec = orchestrator.job(orchestrator.launch())["spec"]
     pod = spec["template"]["spec"]
     (container,) = pod["containers"]
     assert spec["backoffLimit"] == 0 and pod["restartPolicy"] == "Never"
@@ -106,119 +106,119 @@ def test_run_worker_is_a_restricted_pod_that_is_not_restarted(house: House) -> N
     assert [toleration["tolerationSeconds"] for toleration in pod["tolerations"]] == [5, 5]
 
 
-def test_api_server_that_does_not_answer_fails_no_run(house: House) -> None:
-    run = house.launch()
-    house.api.add_pod(name(run), "pod")
+def test_api_server_that_does_not_answer_fails_no_run(orchestrator: Orchestrator) -> None:
+    run = orchestrator.launch()
+    orchestrator.api.add_pod(name(run), "pod")
     for failing in (500, 403, 401):
-        house.api.failing = failing
-        assert house.health(run) == WorkerStatus.RUNNING
-    house.api.failing = None
-    assert house.health(run) == WorkerStatus.RUNNING
+        orchestrator.api.failing = failing
+        assert orchestrator.health(run) == WorkerStatus.RUNNING
+    orchestrator.api.failing = None
+    assert orchestrator.health(run) == WorkerStatus.RUNNING
 
 
-def test_lost_worker_is_removed_before_its_run_is_failed(house: House) -> None:
-    run = house.launch()
-    pod = house.api.add_pod(name(run), "pod")
+def test_lost_worker_is_removed_before_its_run_is_failed(orchestrator: Orchestrator) -> None:
+    run = orchestrator.launch()
+    pod = orchestrator.api.add_pod(name(run), "pod")
     overdue = datetime.now(UTC) - timedelta(minutes=1)
     pod["metadata"]["deletionTimestamp"] = overdue.isoformat()
-    house.job(run)["status"] = {"conditions": [{"type": "FailureTarget", "status": "True"}]}  # it waits for the pod
-    assert house.health(run) == WorkerStatus.FAILED
-    assert house.api.objects == {"jobs": {}, "pods": {}}
+    orchestrator.job(run)["status"] = {"conditions": [{"type": "FailureTarget", "status": "True"}]}  # it waits for the pod
+    assert orchestrator.health(run) == WorkerStatus.FAILED
+    assert orchestrator.api.objects == {"jobs": {}, "pods": {}}
 
 
-def test_ended_worker_fails_its_run_and_keeps_its_log(house: House) -> None:
-    run = house.launch()
-    house.api.add_pod(name(run), "pod", phase="Failed", reason="Evicted")
-    house.job(run)["status"] = {"failed": 1}
-    assert house.health(run) == WorkerStatus.FAILED
-    assert "pod" in house.api.objects["pods"]
+def test_ended_worker_fails_its_run_and_keeps_its_log(orchestrator: Orchestrator) -> None:
+    run = orchestrator.launch()
+    orchestrator.api.add_pod(name(run), "pod", phase="Failed", reason="Evicted")
+    orchestrator.job(run)["status"] = {"failed": 1}
+    assert orchestrator.health(run) == WorkerStatus.FAILED
+    assert "pod" in orchestrator.api.objects["pods"]
 
 
-def test_run_launched_during_an_outage_starts_after_it(house: House) -> None:
-    house.api.failing = 503
-    run = house.launch(dg.DagsterRunStatus.STARTING)
-    assert house.api.objects["jobs"] == {}
-    house.recover()
-    house.api.failing = None
-    house.recover()
-    assert set(house.api.objects["jobs"]) == {name(run)}
-    house.recover()
-    assert house.status(run) == dg.DagsterRunStatus.STARTING
+def test_run_launched_during_an_outage_starts_after_it(orchestrator: Orchestrator) -> None:
+    orchestrator.api.failing = 503
+    run = orchestrator.launch(dg.DagsterRunStatus.STARTING)
+    assert orchestrator.api.objects["jobs"] == {}
+    orchestrator.recover()
+    orchestrator.api.failing = None
+    orchestrator.recover()
+    assert set(orchestrator.api.objects["jobs"]) == {name(run)}
+    orchestrator.recover()
+    assert orchestrator.status(run) == dg.DagsterRunStatus.STARTING
 
 
-def test_launch_that_is_repeated_makes_no_second_worker(house: House) -> None:
-    run = house.launch(dg.DagsterRunStatus.STARTING)
-    house.launcher.launch_run(LaunchRunContext(run, None))
-    assert set(house.api.objects["jobs"]) == {name(run)}
+def test_launch_that_is_repeated_makes_no_second_worker(orchestrator: Orchestrator) -> None:
+    run = orchestrator.launch(dg.DagsterRunStatus.STARTING)
+    orchestrator.launcher.launch_run(LaunchRunContext(run, None))
+    assert set(orchestrator.api.objects["jobs"]) == {name(run)}
 
 
-def test_worker_that_waits_for_its_image_is_left_alone(house: House) -> None:
-    run = house.launch(dg.DagsterRunStatus.STARTING)
+def test_worker_that_waits_for_its_image_is_left_alone(orchestrator: Orchestrator) -> None:
+    run = orchestrator.launch(dg.DagsterRunStatus.STARTING)
     state = {"name": "dagster", "image": "i", "imageID": "", "ready": False, "restartCount": 0}
     waiting = {**state, "state": {"waiting": {"reason": "ImagePullBackOff"}}}
-    house.api.add_pod(name(run), "pod", phase="Pending", containerStatuses=[waiting])
-    house.recover()
-    assert house.status(run) == dg.DagsterRunStatus.STARTING and "pod" in house.api.objects["pods"]
+    orchestrator.api.add_pod(name(run), "pod", phase="Pending", containerStatuses=[waiting])
+    orchestrator.recover()
+    assert orchestrator.status(run) == dg.DagsterRunStatus.STARTING and "pod" in orchestrator.api.objects["pods"]
 
 
-def test_run_whose_worker_ended_before_it_started_fails_with_the_reason(house: House) -> None:
-    run = house.launch(dg.DagsterRunStatus.STARTING)
-    house.api.add_pod(name(run), "pod", phase="Failed", reason="Evicted", message="low on memory")
-    house.job(run)["status"] = {"failed": 1}
-    house.recover()
-    assert house.status(run) == dg.DagsterRunStatus.FAILURE
+def test_run_whose_worker_ended_before_it_started_fails_with_the_reason(orchestrator: Orchestrator) -> None:
+    run = orchestrator.launch(dg.DagsterRunStatus.STARTING)
+    orchestrator.api.add_pod(name(run), "pod", phase="Failed", reason="Evicted", message="low on memory")
+    orchestrator.job(run)["status"] = {"failed": 1}
+    orchestrator.recover()
+    assert orchestrator.status(run) == dg.DagsterRunStatus.FAILURE
 
 
-def test_worker_of_a_run_that_is_over_is_removed_and_never_starts_later(house: House) -> None:
-    run = house.launch(dg.DagsterRunStatus.STARTING)
-    house.api.add_pod(name(run), "pod", phase="Pending")
-    other = house.launch()
-    house.instance.report_run_failed(run)
-    house.recover()
-    assert set(house.api.objects["jobs"]) == {name(other)} and house.api.objects["pods"] == {}
+def test_worker_of_a_run_that_is_over_is_removed_and_never_starts_later(orchestrator: Orchestrator) -> None:
+    run = orchestrator.launch(dg.DagsterRunStatus.STARTING)
+    orchestrator.api.add_pod(name(run), "pod", phase="Pending")
+    other = orchestrator.launch()
+    orchestrator.instance.report_run_failed(run)
+    orchestrator.recover()
+    assert set(orchestrator.api.objects["jobs"]) == {name(other)} and orchestrator.api.objects["pods"] == {}
 
 
-def test_cancelled_run_whose_worker_is_gone_has_ended(house: House) -> None:
-    lost, alive = house.launch(), house.launch()
+def test_cancelled_run_whose_worker_is_gone_has_ended(orchestrator: Orchestrator) -> None:
+    lost, alive = orchestrator.launch(), orchestrator.launch()
     for run in (lost, alive):
-        house.api.add_pod(name(run), f"pod-of-{run.run_id}")
-        house.instance.report_run_canceling(run)
-    house.api.objects["jobs"].pop(name(lost))
-    house.api.objects["pods"].pop(f"pod-of-{lost.run_id}")
-    house.recover()
-    assert house.status(lost) == dg.DagsterRunStatus.CANCELED
-    assert house.status(alive) == dg.DagsterRunStatus.CANCELING
+        orchestrator.api.add_pod(name(run), f"pod-of-{run.run_id}")
+        orchestrator.instance.report_run_canceling(run)
+    orchestrator.api.objects["jobs"].pop(name(lost))
+    orchestrator.api.objects["pods"].pop(f"pod-of-{lost.run_id}")
+    orchestrator.recover()
+    assert orchestrator.status(lost) == dg.DagsterRunStatus.CANCELED
+    assert orchestrator.status(alive) == dg.DagsterRunStatus.CANCELING
 
 
-def test_worker_of_another_installation_in_the_same_namespace_is_left_alone(house: House) -> None:
+def test_worker_of_another_installation_in_the_same_namespace_is_left_alone(orchestrator: Orchestrator) -> None:
     """Its run is unknown here, like a deleted one."""
-    deleted = house.launch(dg.DagsterRunStatus.STARTING)
-    other = house.launch()
-    labels = house.job(other)["metadata"]["labels"]
+    deleted = orchestrator.launch(dg.DagsterRunStatus.STARTING)
+    other = orchestrator.launch()
+    labels = orchestrator.job(other)["metadata"]["labels"]
     labels[INSTALLATION_LABEL] = "another"
     for run in (deleted, other):
-        house.instance.delete_run(run.run_id)
-    house.recover()
-    assert set(house.api.objects["jobs"]) == {name(other)}
+        orchestrator.instance.delete_run(run.run_id)
+    orchestrator.recover()
+    assert set(orchestrator.api.objects["jobs"]) == {name(other)}
 
 
-def test_cancelled_run_whose_worker_never_started_is_cancelled_at_once(house: House) -> None:
-    run = house.launch(dg.DagsterRunStatus.STARTING)
-    assert house.launcher.terminate(run.run_id)
-    assert house.status(run) == dg.DagsterRunStatus.CANCELED
-    started = house.launch()
-    assert house.launcher.terminate(started.run_id)
-    assert house.status(started) == dg.DagsterRunStatus.CANCELING  # its worker reports the end
+def test_cancelled_run_whose_worker_never_started_is_cancelled_at_once(orchestrator: Orchestrator) -> None:
+    run = orchestrator.launch(dg.DagsterRunStatus.STARTING)
+    assert orchestrator.launcher.terminate(run.run_id)
+    assert orchestrator.status(run) == dg.DagsterRunStatus.CANCELED
+    started = orchestrator.launch()
+    assert orchestrator.launcher.terminate(started.run_id)
+    assert orchestrator.status(started) == dg.DagsterRunStatus.CANCELING  # its worker reports the end
 
 
-def test_checks_of_many_runs_share_a_listing(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = [house.launch() for _ in range(5)]
+def test_checks_of_many_runs_share_a_listing(orchestrator: Orchestrator, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [orchestrator.launch() for _ in range(5)]
     for number, run in enumerate(runs):
-        house.api.add_pod(name(run), f"pod-{number}")
+        orchestrator.api.add_pod(name(run), f"pod-{number}")
     monkeypatch.setattr(kubernetes_launcher, "SNAPSHOT_SECONDS", 60.0)
-    house.api.requests.clear()
-    assert {house.health(run) for run in runs} == {WorkerStatus.RUNNING}
-    assert len(house.api.requests) == 2
+    orchestrator.api.requests.clear()
+    assert {orchestrator.health(run) for run in runs} == {WorkerStatus.RUNNING}
+    assert len(orchestrator.api.requests) == 2
 
 
 @pytest.mark.parametrize("item", launcher_objects(RunPods()), ids=lambda item: str(item["kind"]))

@@ -26,7 +26,7 @@ def settings_of(url: str, home: Path = Path("/nowhere"), **more: str) -> Setting
     return Settings.load({"HANZO_ML_HOME": str(home), "HANZO_ML_DATABASE_URL": url, **more})
 
 
-def told(address: str) -> dict[str, Any]:
+def driver_arguments(address: str) -> dict[str, Any]:
     """Return the arguments that psycopg 2 is called with."""
     url = make_url(address)
     assert url.drivername == "postgresql+psycopg2"
@@ -53,7 +53,7 @@ def told(address: str) -> dict[str, Any]:
 )
 def test_dagster_database_url_keeps_the_options_of_the_metadata_url(url: str, has: dict[str, Any]) -> None:
     settings = settings_of(url, HANZO_ML_DATABASE_CONNECT_SECONDS="7")
-    found = told(dagster_database_url(settings, "dagster_of_public"))
+    found = driver_arguments(dagster_database_url(settings, "dagster_of_public"))
     assert {name: found.get(name) for name in has} == has
 
 

@@ -43,10 +43,10 @@ def test_own_and_original_storage_read_each_other(
     with first(tmp_path) as one:
         run = dg.materialize([made], instance=one).run_id
         one.create_tick(LOOK)
-        told = [str(entry.dagster_event) for entry in one.all_logs(run)]
+        logged = [str(entry.dagster_event) for entry in one.all_logs(run)]
     with then(tmp_path) as other:
         assert [found.run_id for found in other.get_runs()] == [run]
-        assert [str(entry.dagster_event) for entry in other.all_logs(run)] == told
+        assert [str(entry.dagster_event) for entry in other.all_logs(run)] == logged
         seen = other.get_latest_materialization_event(dg.AssetKey("made"))
         assert seen is not None and seen.run_id == run
         (tick,) = other.get_ticks("origin", "selector")

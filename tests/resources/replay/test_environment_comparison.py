@@ -14,18 +14,18 @@ CODE = Environment(git_commit="c1", git_dirty=False, lock_sha256="1" * 64, pytho
 MACHINE = Machine(python="3.11.7", packages={"torch": "2.13.0", "peft": "0.21.2"}, processor="EPYC", threads=2)
 
 
-def told(code: Environment, machine: Machine | None, *, threads: bool = True) -> dict[str, tuple[str, str]]:
+def differences(code: Environment, machine: Machine | None, *, threads: bool = True) -> dict[str, tuple[str, str]]:
     found = environment_differences(CODE, MACHINE, code, machine, threads=threads)
     return {difference.what: (difference.then, difference.now) for difference in found}
 
 
 def test_equal_environments_have_no_difference() -> None:
-    assert told(CODE, MACHINE) == {}
+    assert differences(CODE, MACHINE) == {}
 
 
 def test_changed_code_and_lock_are_reported() -> None:
     changed = CODE.model_copy(update={"git_commit": "c2", "git_dirty": True, "git_diff_sha256": "f" * 64})
-    assert told(changed.model_copy(update={"lock_sha256": "2" * 64}), MACHINE) == {
+    assert differences(changed.model_copy(update={"lock_sha256": "2" * 64}), MACHINE) == {
         "git commit": ("c1", "c2"),
         "uncommitted changes": ("no", "yes, SHA-256 ffffffffffff"),
         "requirements.lock": ("SHA-256 111111111111", "SHA-256 222222222222"),
@@ -45,8 +45,8 @@ def test_changed_machine_is_reported() -> None:
         "processor": ("EPYC", "Xeon"),
         "GPUs": ("none", "H100, H100"),
     }
-    assert told(CODE, other) == {**expected, "threads": ("2", "8")}
-    assert told(CODE, other, threads=False) == expected
+    assert differences(CODE, other) == {**expected, "threads": ("2", "8")}
+    assert differences(CODE, other, threads=False) == expected
 
 
 def test_unrecorded_machine_is_reported_as_not_recorded() -> None:

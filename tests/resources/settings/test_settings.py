@@ -322,15 +322,15 @@ def test_address_of_dagster_is_checked(tmp_path: Path, url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("refused", "told"),
+    ("refused", "message"),
     [
         (OSError(errno.EACCES, "Permission denied", "/srv/state"), "/srv/state: Permission denied: set HANZO_ML_HOME"),
         (OSError(errno.ENOSPC, "No space left on device", "/srv/state"), "/srv/state: No space left on device: free some"),
         (OSError(errno.EADDRINUSE, "Address already in use"), "[Errno 98] Address already in use"),
     ],
 )
-def test_operating_system_error_of_the_state_folder_names_a_remedy(refused: OSError, told: str) -> None:
-    assert str(home_folder_error(refused)).startswith(told)
+def test_operating_system_error_of_the_state_folder_names_a_remedy(refused: OSError, message: str) -> None:
+    assert str(home_folder_error(refused)).startswith(message)
 
 
 @pytest.mark.parametrize("name", ["a%2Fb", "what?", "100%", "#1", "ü b"])

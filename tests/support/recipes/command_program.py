@@ -32,7 +32,7 @@ So neither ends the other's processes.
 """
 
 
-class House:
+class CommandJobs:
     """Folders and store of a test's jobs, and their log lines."""
 
     def __init__(self, folder: Path, store: Store | None = None) -> None:
@@ -72,14 +72,14 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    yield House(tmp_path)
+def commands(tmp_path: Path) -> Iterator[CommandJobs]:
+    yield CommandJobs(tmp_path)
     assert find_job_processes(ID) == []
 
 
 @pytest.fixture
-def compute(house: House) -> LocalCompute:
-    return LocalCompute(house.jobs, source=ROOT, max_restarts=2, grace_seconds=20, poll_seconds=0.02)
+def compute(commands: CommandJobs) -> LocalCompute:
+    return LocalCompute(commands.jobs, source=ROOT, max_restarts=2, grace_seconds=20, poll_seconds=0.02)
 
 
 def until(what: str, look: Callable[[], Any], seconds: float = 60) -> Any:

@@ -14,17 +14,17 @@ class Node(ProcessGroup):
     Collectives use a shared list instead of gloo.
     """
 
-    def __init__(self, rank: int, told: list[Any], all_are_here: Barrier) -> None:
+    def __init__(self, rank: int, shared: list[Any], all_are_here: Barrier) -> None:
         super().__init__()
         self.rank, self.size = rank, 2
-        self._told, self._all_are_here = told, all_are_here
+        self._shared, self._all_are_here = shared, all_are_here
 
     def broadcast(self, value: T) -> T:
         return self.all_gather(value)[0]
 
     def all_gather(self, value: T) -> list[T]:
-        self._told[self.rank] = value
+        self._shared[self.rank] = value
         self._all_are_here.wait(60)
-        values = list(self._told)
+        values = list(self._shared)
         self._all_are_here.wait(60)
         return values

@@ -11,7 +11,7 @@ from hanzo_ml_assets.deployment import deploy_version
 from resources.metadata.database import Database
 from resources.metadata.registry import deployments
 from resources.metadata.registry.deployments import Deployment
-from tests.support.resources.model_versions import House, model
+from tests.support.resources.model_versions import RegisteredVersions, model
 from tests.support.server_process import free_port
 
 
@@ -54,24 +54,24 @@ class Deploying:
         monkeypatch.setenv("HANZO_ML_ENGINE_PORT", str(free_port()))
         monkeypatch.setenv("HANZO_ML_DATABASE_URL", database.url)
         monkeypatch.setattr("hanzo_ml_assets.deployment.ENGINE_TIMEOUT_SECONDS", 0.0)
-        self.house = House(database)
+        self.versions = RegisteredVersions(database)
         self.plane = ControlPlane()
         self.folder = folder
 
     def register(self, run: str) -> int:
-        number = self.house.register(run, exported=False).version
+        number = self.versions.register(run, exported=False).version
         export = self.folder / f"export-{number}"
         export.mkdir()
         (export / "model.gguf").write_bytes(b"GGUF" + bytes([number]))
         made = self.plane.store.publish(export, f"s3://hanzo-models/m/v{number}/gguf-q8_0", "gguf")
-        with self.house.database.write() as connection:
-            version = self.house.registry.get(model(), number, connection)
-            self.house.registry.add_artifacts(connection, version, {"gguf": made})
+        with self.versions.database.write() as connection:
+            version = self.versions.registry.get(model(), number, connection)
+            self.versions.registry.add_artifacts(connection, version, {"gguf": made})
         return number
 
     def promote(self, number: int) -> Any:
-        self.house.promote(number)
-        return self.house.events("model.promoted")[-1]
+        self.versions.promote(number)
+        return self.versions.events("model.promoted")[-1]
 
     def deploy(self, number: int, promotion: Any) -> None:
-        deploy_version(MODEL, self.house.registry.read(model(), number), promotion, self.plane)
+        deploy_version(MODEL, self.versions.registry.read(model(), number), promotion, self.plane)

@@ -13,7 +13,7 @@ from resources.compute.local.backend import LocalCompute
 from resources.compute.local.gpu_meter import Meter
 from resources.compute.local.leases import Leases
 from resources.compute.local.work_folder import work_folder
-from tests.support.resources.local_backend import BUCKETS, ROOT, go_on, until
+from tests.support.resources.local_backend import BUCKETS, ROOT, let_finish, until
 
 PROGRAM = """
 import os, time
@@ -41,7 +41,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return package.parent
 
 
-class House:
+class GpuMachine:
     """A machine with some GPUs, and jobs on it.
 
     Each supervisor is a new one without state in memory.
@@ -93,13 +93,15 @@ class House:
         return " ".join(line.split(" on ")[1] for line in lines if " on " in line)
 
     def end(self, job: Job) -> None:
-        go_on(job)
+        let_finish(job)
         until("its end", lambda: self.phase(job) is Phase.SUCCEEDED)
 
 
 @contextmanager
-def house(folder: Path, source: Path, *names: str, known: bool = True, places: int | None = None) -> Iterator[House]:
-    there = House(folder, source, names if known else None, places)
+def gpu_machine(
+    folder: Path, source: Path, *names: str, known: bool = True, places: int | None = None
+) -> Iterator[GpuMachine]:
+    there = GpuMachine(folder, source, names if known else None, places)
     try:
         yield there
     finally:

@@ -116,7 +116,7 @@ def starts(job: Job) -> int:
     return path.read_text().count("start") if path.is_file() else 0
 
 
-def go_on(job: Job) -> None:
+def let_finish(job: Job) -> None:
     (Path(job.work_dir) / "go").touch()
 
 

@@ -27,7 +27,7 @@ def model(name: str = "m", organization: str = "default") -> ModelKey:
     return ModelKey(organization, name)
 
 
-class House:
+class RegisteredVersions:
     def __init__(self, database: Database) -> None:
         self.database = database
         self.registry = Registry(self.database)

@@ -22,5 +22,5 @@ def plans(database: Database, ask: Callable[[], object]) -> str:
     assert asked
     word = "EXPLAIN QUERY PLAN" if database.engine.dialect.name == "sqlite" else "EXPLAIN"
     with database.read() as connection:
-        told = [connection.exec_driver_sql(f"{word} {statement}", parameters).all() for statement, parameters in asked]
-    return "\n".join(str(row[-1]) for rows in told for row in rows)
+        results = [connection.exec_driver_sql(f"{word} {statement}", parameters).all() for statement, parameters in asked]
+    return "\n".join(str(row[-1]) for rows in results for row in rows)

@@ -1,8 +1,8 @@
 """Quotas of organizations."""
 
-from tests.support.sensors.sensor_house import House
+from tests.support.sensors.sensor_harness import SensorHarness
 
 
-def set_quotas(house: House, quotas: str) -> None:
-    (house.folder / "home" / "config.yaml").write_text(quotas)
-    house.plane.__dict__.pop("settings", None)
+def set_quotas(harness: SensorHarness, quotas: str) -> None:
+    (harness.folder / "home" / "config.yaml").write_text(quotas)
+    harness.plane.__dict__.pop("settings", None)

@@ -15,23 +15,23 @@ from resources.metadata.outbox import read_after
 from resources.metadata.tracking.run_data import RunData
 from sensors.run_sweeps import run_sweeps
 from tests.resources.hpo.sweep_files import sweep
-from tests.support.sensors.sensor_house import House
+from tests.support.sensors.sensor_harness import SensorHarness
 
 
 class Search:
     """A control plane with one sweep."""
 
-    def __init__(self, house: House, **changes: Any) -> None:
-        self.house = house
-        self.sweeps = Sweeps(house.plane.database)
+    def __init__(self, harness: SensorHarness, **changes: Any) -> None:
+        self.harness = harness
+        self.sweeps = Sweeps(harness.plane.database)
         self.id = self.sweeps.start(sweep(**changes), user="ann", organization="default").id
 
     def look(self) -> Snapshot:
-        self.house.tick(run_sweeps)
+        self.harness.tick(run_sweeps)
         return self.sweeps.snapshot(self.id)
 
     def cancel(self) -> None:
-        cancel_sweep(self.house.plane.database, self.house.plane.store, self.id)
+        cancel_sweep(self.harness.plane.database, self.harness.plane.store, self.id)
 
     @property
     def trials(self) -> tuple[Trial, ...]:
@@ -42,19 +42,19 @@ class Search:
 
     def log(self, number: int, value: float, step: int = 40, time: int = 1) -> None:
         point = MetricPoint("eval/loss", value, step, time)
-        RunData(self.house.plane.database).log_metric(self.trials[number].job_id, point)
+        RunData(self.harness.plane.database).log_metric(self.trials[number].job_id, point)
 
     def complete(self, number: int, value: float) -> None:
         """Complete a trial as the checkpoint asset does: metrics first, then job and artifacts."""
         job = self.trials[number].job_id
-        self.house.plane.jobs.start(job)
+        self.harness.plane.jobs.start(job)
         self.log(number, value)
         adapter = Artifact(kind="adapter", uri=f"s3://hanzo-ml/runs/{job}/a", digest=f"{number:064d}", size_bytes=1)
-        with self.house.plane.database.write() as connection:
-            self.house.plane.jobs.complete(connection, job, {"adapter": adapter}, 1.0)
+        with self.harness.plane.database.write() as connection:
+            self.harness.plane.jobs.complete(connection, job, {"adapter": adapter}, 1.0)
 
     def events(self, *types: str) -> list[dict[str, Any]]:
-        with self.house.plane.database.read() as connection:
+        with self.harness.plane.database.read() as connection:
             return [dict(found.payload) for found in read_after(connection, 0, types=types, limit=1000)]
 
 

@@ -11,7 +11,7 @@ from recipes.storage.artifact_store import hash_file
 from resources.metadata.registry.model_names import ModelKey
 from resources.metadata.registry.version_lifecycle import Registry
 from tests.resources.serving.replica_process import ControlPlaneProcess
-from tests.support.resources.model_versions import House
+from tests.support.resources.model_versions import RegisteredVersions
 
 CONTENT = b"GGUF" + bytes(range(200))
 
@@ -79,8 +79,8 @@ def test_wanted_file_is_answered_whole_or_from_an_offset(plane: ControlPlaneProc
 
 
 def test_version_shows_its_state_on_each_replica(plane: ControlPlaneProcess, http: httpx.Client, file: Path) -> None:
-    registry = House(plane.database)
-    number = registry.register("r1").version
+    versions = RegisteredVersions(plane.database)
+    number = versions.register("r1").version
     model = Registry(plane.database).read(ModelKey("default", "m"), number)
     row, attempt = plane.begin(number, plane.upload("m/v1", file), hash_file(file), model.name)
     path = f"/v1/models/{model.name}/versions/{number}"

@@ -28,14 +28,14 @@ from resources.compute.local.work_folder import FAILED_ATTEMPTS_FILE, QUEUED_STA
 from resources.settings.scheduler import Scheduler
 from resources.settings.settings import Settings
 from resources.stack.detached_process import PID_FILE, lock_folder, write_json_atomic
-from tests.support.resources.gpu_admission import House, house, source
+from tests.support.resources.gpu_admission import GpuMachine, gpu_machine, source
 from tests.support.resources.local_backend import until
 
 __all__ = ["source"]
 
 
 def test_third_job_waits_until_one_of_two_gpus_is_free(tmp_path: Path, source: Path) -> None:
-    with house(tmp_path, source, "0", "GPU-1f/2") as there:
+    with gpu_machine(tmp_path, source, "0", "GPU-1f/2") as there:
         first, second, third = (there.submitted(name) for name in ("first", "second", "third"))
         assert [there.on(job) for job in (first, second)] == ["0", "GPU-1f/2"]
         waiting = Observation(Phase.PENDING, 1, "waits for GPUs of this machine: 1 of 2")
@@ -56,7 +56,7 @@ def test_third_job_waits_until_one_of_two_gpus_is_free(tmp_path: Path, source: P
 
 
 def test_a_job_for_several_gpus_is_not_passed_by_small_ones(tmp_path: Path, source: Path) -> None:
-    with house(tmp_path, source, "0", "1") as there:
+    with gpu_machine(tmp_path, source, "0", "1") as there:
         small = there.submitted("small")
         large = there.submitted("large", gpus=2)
         late = there.submitted("late")
@@ -74,7 +74,7 @@ def test_a_job_for_several_gpus_is_not_passed_by_small_ones(tmp_path: Path, sour
 def test_abandoned_waiting_job_does_not_block_the_queue(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with house(tmp_path, source, "0") as there:
+    with gpu_machine(tmp_path, source, "0") as there:
         first = there.submitted("first")
         cancelled, lost, last = (there.submitted(name) for name in ("cancelled", "lost", "last"))
         there.compute.cancel(cancelled)
@@ -88,7 +88,7 @@ def test_abandoned_waiting_job_does_not_block_the_queue(
 
 
 def test_killed_job_restarts_on_the_next_free_gpus(tmp_path: Path, source: Path) -> None:
-    with house(tmp_path, source, "0") as there:
+    with gpu_machine(tmp_path, source, "0") as there:
         killed = there.submitted("killed")
         assert there.on(killed) == "0"
         other = there.submitted("other")
@@ -111,7 +111,7 @@ def test_waiting_time_is_credited_once_when_a_supervisor_dies_during_a_start(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Regression: each retried start credited the waiting time again, which extended the job's time limit."""
-    with house(tmp_path, source, "0") as there:
+    with gpu_machine(tmp_path, source, "0") as there:
         killed = there.submitted("killed")
         other = there.submitted("other")
         os.kill(json.loads((Path(killed.work_dir) / PID_FILE).read_text()), signal.SIGKILL)
@@ -157,7 +157,7 @@ def test_running_jobs_without_a_supervisor_count_toward_the_limit(
 
     Each observation uses a new supervisor.
     """
-    with house(tmp_path, source, *names, known=known, places=2) as there:
+    with gpu_machine(tmp_path, source, *names, known=known, places=2) as there:
         train = there.submitted("train")
         evaluate = there.submitted("evaluate", program=Program.EVALUATE)
         command = there.submitted("command", program=Program.COMMAND)
@@ -174,7 +174,7 @@ def test_running_jobs_without_a_supervisor_count_toward_the_limit(
 
 
 def test_restarted_job_waits_for_its_turn_without_using_its_time(tmp_path: Path, source: Path) -> None:
-    with house(tmp_path, source, known=False, places=1) as there:
+    with gpu_machine(tmp_path, source, known=False, places=1) as there:
         killed = there.submitted("killed")
         assert there.on(killed)
         other, cancelled, last = (there.submitted(name) for name in ("other", "cancelled", "last"))
@@ -197,7 +197,7 @@ def test_restarted_job_waits_for_its_turn_without_using_its_time(tmp_path: Path,
 
 
 def test_running_jobs_count_toward_a_changed_limit(tmp_path: Path, source: Path) -> None:
-    with house(tmp_path, source, known=False, places=3) as there:
+    with gpu_machine(tmp_path, source, known=False, places=3) as there:
         jobs = [there.submitted(f"job-{number}") for number in range(3)]
         there.leases = Leases(there.leases.folder, None, 2)
         late, last = there.submitted("late"), there.submitted("last")
@@ -213,7 +213,7 @@ def test_running_jobs_count_toward_a_changed_limit(tmp_path: Path, source: Path)
 
 
 def test_job_waiting_for_gpus_holds_none_and_reports_its_reason(tmp_path: Path, source: Path) -> None:
-    with house(tmp_path, source, "0", "1", places=2) as there:
+    with gpu_machine(tmp_path, source, "0", "1", places=2) as there:
         small, large = there.submitted("small"), there.submitted("large", gpus=2)
         assert there.compute.observe(large) == Observation(Phase.PENDING, 1, "waits for GPUs of this machine: 2 of 2")
         there.end(small)
@@ -233,7 +233,7 @@ def test_running_jobs_are_limited_by_the_settings(tmp_path: Path, source: Path, 
     compute = plane.compute
     assert isinstance(compute, LocalCompute)
     compute.source = source
-    there = House(tmp_path, source, None)
+    there = GpuMachine(tmp_path, source, None)
     jobs = [there.job(f"job-{number}") for number in range(3)]
     try:
         for job in jobs:
@@ -246,7 +246,7 @@ def test_running_jobs_are_limited_by_the_settings(tmp_path: Path, source: Path, 
 
 def test_job_gets_its_requested_gpus_up_to_those_installed(tmp_path: Path) -> None:
     four = Admission(Leases(tmp_path, ("0", "1", "2", "3")))
-    there = House(tmp_path, tmp_path, None)
+    there = GpuMachine(tmp_path, tmp_path, None)
     assert [four.required_gpus(there.job("j", gpus)) for gpus in (0, 1, 3, 8)] == [1, 1, 3, 4]
     assert four.required_gpus(there.job("j", distributed=Distributed(gpus_per_node=2))) == 2
     assert four.required_gpus(there.job("j", 2, program=Program.PREPARE)) == 0
@@ -258,7 +258,7 @@ def test_program_sees_all_gpus_when_none_are_known_and_none_when_none_are_allowe
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, known: bool
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    with house(tmp_path, source, known=known) as there:
+    with gpu_machine(tmp_path, source, known=known) as there:
         jobs = [there.submitted(name) for name in ("first", "second")]
         assert [there.on(job) for job in jobs] == ["" if known else "all"] * 2
 
@@ -272,7 +272,7 @@ def test_start_without_credentials_does_not_count(tmp_path: Path, source: Path, 
             raise ConnectionError
         return {}
 
-    with house(tmp_path, source, "0") as there:
+    with gpu_machine(tmp_path, source, "0") as there:
         first, second = (there.submitted(name) for name in ("first", "second"))
         monkeypatch.setattr(NoCredentials, "issue", issue)
         there.end(first)
@@ -286,7 +286,7 @@ def test_start_without_credentials_does_not_count(tmp_path: Path, source: Path, 
 
 def test_admission_is_exclusive_and_skips_vanished_tickets(tmp_path: Path, source: Path) -> None:
     """Two concurrent admissions could otherwise each take half of what both need."""
-    with house(tmp_path, source, "0") as there:
+    with gpu_machine(tmp_path, source, "0") as there:
         job, folder = there.job("mine"), there.leases.folder
         folder.mkdir()
         (folder / "cancelled.waits").symlink_to("gone")  # listed, but deleted before it is read
@@ -310,7 +310,7 @@ def test_job_with_a_failed_start_keeps_its_place_in_the_queue(
         return {}
 
     monkeypatch.setattr(NoCredentials, "issue", issue)
-    with house(tmp_path, source, "0") as there:
+    with gpu_machine(tmp_path, source, "0") as there:
         first, second, third = (there.submitted(name) for name in ("first", "second", "third"))
         there.end(first)
         with pytest.raises(ConnectionError):

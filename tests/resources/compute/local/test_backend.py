@@ -37,7 +37,7 @@ from resources.compute.local.restarts import memory_kills
 from resources.compute.local.work_folder import FAILED_ATTEMPTS_FILE, TIME_START_FILE
 from resources.stack.detached_process import LOG_FILE, is_running, read_pid
 from tests.recipes.json_lines import write_json_lines
-from tests.support.resources.local_backend import BUCKETS, ROOT, Watcher, go_on, job_that, kill, source, starts, until
+from tests.support.resources.local_backend import BUCKETS, ROOT, Watcher, job_that, kill, let_finish, source, starts, until
 
 __all__ = ["job_that", "source"]
 
@@ -58,8 +58,8 @@ def test_job_runs_to_its_result_and_its_log_is_followed_line_by_line(compute: Lo
 def test_log_burst_is_truncated_to_its_last_lines_with_the_number_omitted() -> None:
     """Each line is a Dagster event: two seconds of output took an hour to deliver."""
     lines = [str(number) for number in range(100_000)]
-    told = list(truncate_lines(lines, "job-1"))
-    assert told == ["... 99,800 lines more: see `hanzo-ml job logs job-1`", *lines[-200:]]
+    truncated = list(truncate_lines(lines, "job-1"))
+    assert truncated == ["... 99,800 lines more: see `hanzo-ml job logs job-1`", *lines[-200:]]
     assert list(truncate_lines(lines[:200], "job-1")) == lines[:200]
     assert list(truncate_lines(["x" * 10_007], "job-1")) == ["x" * 10_000 + "... 7 characters more"]
     assert next(iter(truncate_lines(["1"] * 201, "job-1"))) == "... 1 line more: see `hanzo-ml job logs job-1`"
@@ -74,7 +74,7 @@ def test_job_beyond_its_max_duration_is_ended_and_may_get_more_time(compute: Loc
     assert failed.value.reason is ExitReason.TIMED_OUT
     assert "asked to stop" in seen.lines[-1] and starts(job) == 1
     assert not is_running(Path(job.work_dir))
-    go_on(job)
+    let_finish(job)
     more = job.model_copy(update={"schedule": Schedule(max_duration="1h")})
     assert compute.run(more, Watcher().follower).metrics == {"starts": 2.0}
 
@@ -96,7 +96,7 @@ def test_clock_change_does_not_alter_the_remaining_time(
         for _ in range(2):
             assert compute.observe(job) == Observation(Phase.RUNNING, 1)
         assert float((Path(job.work_dir) / TIME_START_FILE).read_text()) == pytest.approx(began + wrong_by, abs=60)
-    go_on(job)
+    let_finish(job)
     until("the result", lambda: compute.observe(job).phase is Phase.SUCCEEDED)
 
 
@@ -119,7 +119,7 @@ def test_clock_change_is_noticed_by_a_restarted_supervisor(
         with monkeypatch.context() as patched:
             patched.setattr(time, "time", clock)
             assert [supervisor().observe(job) for _ in range(2)] == [Observation(Phase.RUNNING, 1)] * 2
-    go_on(job)
+    let_finish(job)
     until("the result", lambda: supervisor().observe(job).phase is Phase.SUCCEEDED)
 
 
@@ -175,7 +175,7 @@ def test_a_restart_gets_the_time_that_was_left(compute: LocalCompute, job_that: 
     os.utime(work / LOG_FILE, (0, time.time() - 1000))
     compute.submit(job)  # as after 1000 s in which nothing ran
     assert float((work / TIME_START_FILE).read_text()) - began >= 1000
-    go_on(job)
+    let_finish(job)
     until("the result", lambda: compute.observe(job).phase is Phase.SUCCEEDED)
 
 
@@ -200,7 +200,7 @@ def test_two_submissions_start_one_process(compute: LocalCompute, job_that: Any)
     until("its start", lambda: starts(job))
     compute.submit(job)
     assert compute.observe(job) == Observation(Phase.RUNNING, 1)
-    go_on(job)
+    let_finish(job)
     assert compute.run(job, Watcher().follower).metrics == {"starts": 1.0}
 
 
@@ -220,7 +220,7 @@ def test_a_program_that_is_killed_starts_again(compute: LocalCompute, job_that: 
     kill(job)
     until("its end", lambda: not is_running(Path(job.work_dir)))
     assert compute.observe(job) == Observation(Phase.RESTARTING, 2, "killed", ExitReason.KILLED)
-    go_on(job)
+    let_finish(job)
     assert compute.run(job, Watcher().follower).metrics == {"starts": 2.0}
 
 
@@ -406,7 +406,7 @@ def test_a_killed_supervisor_loses_nothing_and_the_next_one_attaches(
     supervisor.kill()
     supervisor.wait()
     assert is_running(Path(job.work_dir))
-    go_on(job)
+    let_finish(job)
     seen = Watcher()
     assert compute.run(job, seen.follower).metrics == {"starts": 1.0}
     assert all(observation.attempt <= 1 for observation in seen.phases)
@@ -416,7 +416,7 @@ def test_two_supervisors_follow_one_process(compute: LocalCompute, job_that: Any
     job = job_that("wait")
     supervisors = [supervise(source, job, tmp_path) for _ in range(2)]
     until("the program's start", lambda: starts(job))
-    go_on(job)
+    let_finish(job)
     assert [supervisor.wait() for supervisor in supervisors] == [0, 0]
     assert compute.run(job, Watcher().follower).metrics == {"starts": 1.0}
 
@@ -450,7 +450,7 @@ def test_temporary_error_of_the_follower_does_not_end_the_job(
     follower = threading.Thread(target=compute.run, args=(job, Follower(say, say)))
     follower.start()
     until("the outage's end", lambda: outages == 5)
-    go_on(job)
+    let_finish(job)
     follower.join(60)
     assert not follower.is_alive()
     assert compute.run(job, Watcher().follower).metrics == {"starts": 1.0}

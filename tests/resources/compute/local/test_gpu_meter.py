@@ -16,7 +16,7 @@ from resources.metadata.jobs import Jobs
 from resources.monitoring.usage_totals import read_totals
 from resources.stack.detached_process import PID_FILE
 from tests.support.postgres_server import migrated_sqlite, sqlite_url
-from tests.support.resources.gpu_admission import House, house, source
+from tests.support.resources.gpu_admission import GpuMachine, gpu_machine, source
 from tests.support.resources.local_backend import until
 
 __all__ = ["migrated_sqlite", "source", "sqlite_url"]  # fixtures
@@ -31,7 +31,7 @@ def database(sqlite_url: str) -> Iterator[Database]:
     database.close()
 
 
-def new_supervisor(there: House, database: Database) -> None:
+def new_supervisor(there: GpuMachine, database: Database) -> None:
     there.meter = GpuMeter(lambda: database, lambda: H100, extend_seconds=0.05)
 
 
@@ -50,7 +50,7 @@ def record(database: Database, name: str) -> None:
 
 
 def test_a_job_holds_its_gpus_until_its_program_ends(tmp_path: Path, source: Path, database: Database) -> None:
-    with house(tmp_path, source, "0", "1") as there:
+    with gpu_machine(tmp_path, source, "0", "1") as there:
         new_supervisor(there, database)
         record(database, "pair")
         job = there.submitted("pair", gpus=2)
@@ -65,7 +65,7 @@ def test_a_job_holds_its_gpus_until_its_program_ends(tmp_path: Path, source: Pat
 
 
 def test_unsupervised_time_counts_until_the_end_of_the_program(tmp_path: Path, source: Path, database: Database) -> None:
-    with house(tmp_path, source, "0") as there:
+    with gpu_machine(tmp_path, source, "0") as there:
         record(database, "killed")
         new_supervisor(there, database)
         started = time.time()
@@ -84,7 +84,7 @@ def test_unsupervised_time_counts_until_the_end_of_the_program(tmp_path: Path, s
 
 def test_a_machine_without_gpus_counts_none(tmp_path: Path, source: Path, database: Database) -> None:
     """Regression: a `sleep` that requested an A100 on a laptop was metered as one A100."""
-    with house(tmp_path, source, known=False) as there:
+    with gpu_machine(tmp_path, source, known=False) as there:
         new_supervisor(there, database)
         record(database, "sleep")
         job = there.submitted("sleep", gpus=1)

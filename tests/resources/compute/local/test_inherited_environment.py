@@ -13,7 +13,7 @@ from resources.compute.local.inherited_environment import inherited_environment
 from resources.settings.settings import Settings
 from resources.stack.detached_process import PID_FILE
 from resources.stack.services import service_environment
-from tests.support.resources.local_backend import Watcher, go_on, job_that, source, starts, until
+from tests.support.resources.local_backend import Watcher, job_that, let_finish, source, starts, until
 
 __all__ = ["job_that", "source"]
 
@@ -85,5 +85,5 @@ def test_running_program_has_no_secret_of_its_supervisor(
     found = read_environment(job)
     assert found["WANDB_PROJECT"] == "declared" and not SECRETS.keys() & found.keys()
     assert not [name for name, value in found.items() if value in SECRETS.values()]
-    go_on(job)
+    let_finish(job)
     compute.run(job, Watcher().follower)

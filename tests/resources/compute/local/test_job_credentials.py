@@ -16,7 +16,7 @@ from resources.metadata.jobs import Jobs
 from resources.stack.detached_process import LOG_FILE, PID_FILE
 from tests.resources.metadata.conftest import database, database_url
 from tests.support.postgres_server import migrated_sqlite, postgres, postgres_url, sqlite_url
-from tests.support.resources.local_backend import Watcher, go_on, job_that, kill, source, starts, until
+from tests.support.resources.local_backend import Watcher, job_that, kill, let_finish, source, starts, until
 
 __all__ = ["database", "database_url", "job_that", "migrated_sqlite", "postgres", "postgres_url", "source", "sqlite_url"]
 
@@ -64,7 +64,7 @@ def test_each_start_of_a_program_gets_a_token_that_replaces_the_previous_one(
     until("its second start", lambda: compute.observe(tracked) and starts(tracked) == 2)
     second = token_of(tracked)
     assert good_for(database, first) is None and good_for(database, second) == grant
-    go_on(tracked)
+    let_finish(tracked)
     compute.run(tracked, Watcher().follower)
     assert good_for(database, second) is None
     written = [path.read_text(errors="replace") for path in Path(tracked.work_dir).rglob("*") if path.is_file()]
@@ -80,7 +80,7 @@ def test_a_program_without_tracking_has_no_token_at_all(compute: LocalCompute, j
     compute.submit(job)
     until("its start", lambda: starts(job) == 1)
     assert token_of(job) == ""
-    go_on(job)
+    let_finish(job)
     compute.run(job, Watcher().follower)
 
 

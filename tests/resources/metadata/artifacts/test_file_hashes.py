@@ -122,13 +122,13 @@ def test_damage_is_reported_once_until_it_changes(database: Database) -> None:
     uri = "s3://hanzo-ml/runs/r/artifacts/f"
     records.stored(records.begin_upload(uri, "a" * 64, 1))
 
-    def told() -> list[str]:
+    def broken_hashes() -> list[str]:
         with database.read() as connection:
             return [event.payload["found_sha256"] for event in read_after(connection, 0, ["artifact.broken"])]
 
     for found in ("b", "b", "c", "c"):
         records.report_broken(uri, "r", "o", ["a" * 64], found * 64)
-    assert told() == ["b" * 64, "c" * 64]
+    assert broken_hashes() == ["b" * 64, "c" * 64]
     records.mark_repaired(uri)
     records.report_broken(uri, "r", "o", ["a" * 64], "c" * 64)
-    assert told() == ["b" * 64, "c" * 64, "c" * 64]
+    assert broken_hashes() == ["b" * 64, "c" * 64, "c" * 64]

@@ -88,7 +88,7 @@ def deploying(tmp_path: Path, database: Database, monkeypatch: pytest.MonkeyPatc
 def serve(deploying: Deploying, number: int) -> None:
     """Deploy version `number` successfully."""
     promotion = deploying.promote(number)
-    end(deploying.house.database, begin(deploying.house.database, number, promotion.seq))
+    end(deploying.versions.database, begin(deploying.versions.database, number, promotion.seq))
 
 
 def test_failed_deployment_restores_the_served_version_in_the_registry(deploying: Deploying) -> None:
@@ -98,9 +98,9 @@ def test_failed_deployment_restores_the_served_version_in_the_registry(deploying
     promotion = deploying.promote(2)
     with pytest.raises(dg.Failure, match="m version 2 is not deployed"):
         deploying.deploy(2, promotion)
-    assert serving(deploying.house.database) == 1
-    assert deploying.house.stages() == {1: "production", 2: "staging"}
-    status, reason = state(deploying.house.database, promotion.seq)
+    assert serving(deploying.versions.database) == 1
+    assert deploying.versions.stages() == {1: "production", 2: "staging"}
+    status, reason = state(deploying.versions.database, promotion.seq)
     assert status == "failed" and reason
 
 
@@ -109,15 +109,15 @@ def test_deployment_waits_for_a_restarting_engine(deploying: Deploying, monkeypa
     promotion = deploying.promote(1)
     answers = iter([EngineUnavailable("it is away"), EngineUnavailable("still"), None])
 
-    def starts_anew(_engine: EngineClient, **_asked: Any) -> None:
+    def fake_deploy(_engine: EngineClient, **_asked: Any) -> None:
         if (answer := next(answers)) is not None:
             raise answer
 
-    monkeypatch.setattr(EngineClient, "deploy", starts_anew)
+    monkeypatch.setattr(EngineClient, "deploy", fake_deploy)
     monkeypatch.setattr("hanzo_ml_assets.deployment.ENGINE_TIMEOUT_SECONDS", 60.0)
     deploying.deploy(1, promotion)
-    assert serving(deploying.house.database) == 1
-    assert deploying.house.stages() == {1: "production"}
+    assert serving(deploying.versions.database) == 1
+    assert deploying.versions.stages() == {1: "production"}
 
 
 def test_an_export_with_a_flipped_bit_is_not_deployed_and_the_reason_names_the_file(deploying: Deploying) -> None:
@@ -128,8 +128,8 @@ def test_an_export_with_a_flipped_bit_is_not_deployed_and_the_reason_names_the_f
     promotion = deploying.promote(1)
     with pytest.raises(dg.Failure):
         deploying.deploy(1, promotion)
-    assert "model.gguf has SHA-256" in state(deploying.house.database, promotion.seq)[1]
-    assert deploying.house.stages() == {1: "staging"}
+    assert "model.gguf has SHA-256" in state(deploying.versions.database, promotion.seq)[1]
+    assert deploying.versions.stages() == {1: "staging"}
 
 
 def test_two_failed_promotions_leave_the_served_version_in_production(deploying: Deploying) -> None:
@@ -144,19 +144,19 @@ def test_two_failed_promotions_leave_the_served_version_in_production(deploying:
     for number, promotion in ((2, second), (3, third)):
         with pytest.raises(dg.Failure):
             deploying.deploy(number, promotion)
-    assert serving(deploying.house.database) == 1
-    assert deploying.house.stages()[1] == "production"
+    assert serving(deploying.versions.database) == 1
+    assert deploying.versions.stages()[1] == "production"
 
 
 @pytest.mark.parametrize("stage", ["archived", "staging", "none"])
 def test_a_version_that_leaves_production_without_a_successor_is_withdrawn(deploying: Deploying, stage: str) -> None:
     deploying.register("r1")
     serve(deploying, 1)
-    promotion = deploying.house.events("model.promoted")[-1].seq
-    deploying.house.promote(1, stage)
-    assert state(deploying.house.database, promotion) == ("withdrawing", "")
-    assert serving(deploying.house.database) is None
-    assert [event.payload["version"] for event in deploying.house.events("deployment.withdrawing")] == [1]
+    promotion = deploying.versions.events("model.promoted")[-1].seq
+    deploying.versions.promote(1, stage)
+    assert state(deploying.versions.database, promotion) == ("withdrawing", "")
+    assert serving(deploying.versions.database) is None
+    assert [event.payload["version"] for event in deploying.versions.events("deployment.withdrawing")] == [1]
 
 
 def test_replaced_version_serves_until_its_successor_does(deploying: Deploying) -> None:
@@ -164,18 +164,18 @@ def test_replaced_version_serves_until_its_successor_does(deploying: Deploying) 
         deploying.register(run)
     serve(deploying, 1)
     deploying.promote(2)
-    assert serving(deploying.house.database) == 1
+    assert serving(deploying.versions.database) == 1
 
 
 def test_undeployed_is_archived_then_withdrawn_and_only_then_deleted(deploying: Deploying) -> None:
-    database = deploying.house.database
+    database = deploying.versions.database
     deploying.register("r1")
     assert refused(undeploy, database, model(), user="ann").code is ErrorCode.RESOURCE_DOES_NOT_EXIST
     serve(deploying, 1)
     first = undeploy(database, model(), user="ann")
     assert [deployment.status for deployment in first] == ["withdrawing"]
     assert undeploy(database, model(), user="ann") == first, "who died before the answer asks again"
-    assert deploying.house.stages() == {1: "archived"}
+    assert deploying.versions.stages() == {1: "archived"}
     edits, models = ModelVersionEdits(database), RegisteredModels(database)
     assert refused(edits.delete, model(), 1).code is ErrorCode.RESOURCE_CONFLICT
     with database.write() as connection:
@@ -184,22 +184,22 @@ def test_undeployed_is_archived_then_withdrawn_and_only_then_deleted(deploying: 
     assert refused(undeploy, database, model(), user="ann").code is ErrorCode.RESOURCE_DOES_NOT_EXIST
     assert models.rename(model(), "n").name == "n"
     models.delete(model("n"))
-    assert [event.payload["organization"] for event in deploying.house.events("deployment.withdrawn")] == ["default"]
+    assert [event.payload["organization"] for event in deploying.versions.events("deployment.withdrawn")] == ["default"]
 
 
 def test_undeploy_withdraws_the_deploying_version_with_the_served_one(deploying: Deploying) -> None:
     for run in ("r1", "r2"):
         deploying.register(run)
     serve(deploying, 1)
-    begin(deploying.house.database, 2, deploying.promote(2).seq)
-    left = undeploy(deploying.house.database, model(), user="ann")
+    begin(deploying.versions.database, 2, deploying.promote(2).seq)
+    left = undeploy(deploying.versions.database, model(), user="ann")
     assert [(deployment.version, deployment.status) for deployment in left] == [(1, "withdrawing"), (2, "withdrawing")]
 
 
-@pytest.mark.parametrize("seen", [False, True], ids=["before the engine was told", "after it"])
+@pytest.mark.parametrize("seen", [False, True], ids=["before the engine was called", "after it"])
 def test_deployment_that_completes_after_its_withdrawal_is_withdrawn_again(deploying: Deploying, seen: bool) -> None:
     """The engine may have loaded it after the withdrawal request, so the request is repeated."""
-    database = deploying.house.database
+    database = deploying.versions.database
     deploying.register("r1")
     promotion = deploying.promote(1)
     row = begin(database, 1, promotion.seq)
@@ -212,7 +212,7 @@ def test_deployment_that_completes_after_its_withdrawal_is_withdrawn_again(deplo
 
 
 def test_death_of_a_worker_deploying_a_withdrawn_version_leaves_it_withdrawing(deploying: Deploying) -> None:
-    database = deploying.house.database
+    database = deploying.versions.database
     deploying.register("r1")
     promotion = deploying.promote(1)
     row = begin(database, 1, promotion.seq)
@@ -225,11 +225,11 @@ def test_death_of_a_worker_deploying_a_withdrawn_version_leaves_it_withdrawing(d
 
 def test_a_renamed_model_is_deployed_under_its_new_name(deploying: Deploying, monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: its run was searched under the old name, so the production version never served."""
-    database = deploying.house.database
+    database = deploying.versions.database
     deploying.plane.jobs.submit(name="m", config={"model": "m"}, user="u", organization="default", id="r1")
     deploying.register("r1")
     RegisteredModels(database).rename(model(), "n")
-    deploying.house.registry.promote(model("n"), 1, "production", user="ann")
+    deploying.versions.registry.promote(model("n"), 1, "production", user="ann")
     asked: list[str] = []
     monkeypatch.setattr(EngineClient, "deploy", lambda _, **request: asked.append(request["name"]))
     partitions = dg.DynamicPartitionsDefinition(name="m-runs")
@@ -256,40 +256,40 @@ def test_lost_deployment_that_cannot_be_restored_is_withdrawn(deploying: Deployi
     """Otherwise it would serve a version outside production once its file is repaired."""
     deploying.register("r1")
     serve(deploying, 1)
-    promotion = deploying.house.events("model.promoted")[-1]
-    lose(deploying.house.database)
+    promotion = deploying.versions.events("model.promoted")[-1]
+    lose(deploying.versions.database)
     path = deploying.plane.store.local_path("s3://hanzo-models/m/v1/gguf-q8_0/model.gguf")
     assert path is not None
     path.write_bytes(b"GGUF\xff")
     with pytest.raises(dg.Failure):
         deploying.deploy(1, promotion)
-    status, reason = state(deploying.house.database, promotion.seq)
+    status, reason = state(deploying.versions.database, promotion.seq)
     assert status == "withdrawing" and "has SHA-256" in reason
-    assert deploying.house.stages() == {1: "staging"}
-    assert [event.payload["version"] for event in deploying.house.events("deployment.failed")] == [1]
+    assert deploying.versions.stages() == {1: "staging"}
+    assert [event.payload["version"] for event in deploying.versions.events("deployment.failed")] == [1]
 
 
 def test_unavailable_engine_keeps_its_version_in_production(deploying: Deploying) -> None:
     deploying.register("r1")
     serve(deploying, 1)
-    promotion = deploying.house.events("model.promoted")[-1]
-    lose(deploying.house.database)
+    promotion = deploying.versions.events("model.promoted")[-1]
+    lose(deploying.versions.database)
     with pytest.raises(dg.Failure, match="tried again"):
         deploying.deploy(1, promotion)
-    assert state(deploying.house.database, promotion.seq)[0] == "deploying"
-    assert deploying.house.stages() == {1: "production"}
+    assert state(deploying.versions.database, promotion.seq)[0] == "deploying"
+    assert deploying.versions.stages() == {1: "production"}
 
 
 def test_deployment_replaced_meanwhile_is_not_marked_lost(deploying: Deploying) -> None:
     for run in ("r1", "r2"):
         deploying.register(run)
     serve(deploying, 1)
-    with deploying.house.database.read() as connection:
+    with deploying.versions.database.read() as connection:
         (seen,) = deployments.list_in_production(connection)
     deploying.promote(2)
-    with deploying.house.database.write() as connection:
+    with deploying.versions.database.write() as connection:
         assert not deployments.mark_lost(connection, seen, "the engine has version 2")
-    assert deploying.house.events("deployment.lost") == []
+    assert deploying.versions.events("deployment.lost") == []
 
 
 def test_end_of_a_deployment_waits_for_an_uncommitted_withdrawal(database: Database) -> None:
@@ -319,7 +319,7 @@ def test_abandoned_deployment_is_replaced_by_a_later_one(database: Database) -> 
 
 def test_superseded_deployment_is_marked_replaced_once(deploying: Deploying) -> None:
     """Its worker died, and another version was promoted before the next worker started."""
-    database = deploying.house.database
+    database = deploying.versions.database
     for run in ("r1", "r2"):
         deploying.register(run)
     first = deploying.promote(1)
@@ -328,7 +328,7 @@ def test_superseded_deployment_is_marked_replaced_once(deploying: Deploying) -> 
     mark_superseded(first, deploying.plane)
     mark_superseded(first, deploying.plane)
     assert state(database, first.seq) == ("replaced", "")
-    assert [event.payload["version"] for event in deploying.house.events("deployment.replaced")] == [1]
+    assert [event.payload["version"] for event in deploying.versions.events("deployment.replaced")] == [1]
     ModelVersionEdits(database).delete(model(), 1)
-    assert deploying.house.stages() == {2: "production"}
+    assert deploying.versions.stages() == {2: "production"}
     assert second.seq > first.seq

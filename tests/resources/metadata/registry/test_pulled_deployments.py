@@ -108,7 +108,7 @@ def test_version_that_one_replica_cannot_load_is_rolled_back_with_its_reason(
         with pytest.raises(dg.Failure, match="m version 2 is not deployed: replica b: it gave an empty answer"):
             deploying.deploy(2, promotion)
     assert serving(database) == 1
-    assert deploying.house.stages() == {1: "production", 2: "staging"}
+    assert deploying.versions.stages() == {1: "production", 2: "staging"}
     assert state(database, promotion.seq) == ("failed", "replica b: it gave an empty answer")
     with database.read() as connection:
         assert [each.version for each in engine_replicas.list_wanted(connection)] == [1]

@@ -17,10 +17,10 @@ from resources.metadata.registry.model_version_sources import CheckedSource, che
 from resources.metadata.registry.registered_models import RegisteredModels
 from resources.metadata.registry.search import RegistrySearch, page_versions
 from resources.metadata.registry.version_lifecycle import ClientVersion
-from tests.support.resources.model_versions import House, model, refused
+from tests.support.resources.model_versions import RegisteredVersions, model, refused
 
 
-class Office(House):
+class Office(RegisteredVersions):
     def __init__(self, database: Database) -> None:
         super().__init__(database)
         self.models = RegisteredModels(self.database)
@@ -285,7 +285,7 @@ def test_every_change_has_its_event(office: Office) -> None:
     office.models.rename(model("m"), "n")
     office.edits.delete(model("n"), 1)
     office.models.delete(model("n"))
-    told = [
+    types = [
         "model.created",
         "model.registered",
         "model.updated",
@@ -300,7 +300,7 @@ def test_every_change_has_its_event(office: Office) -> None:
         "model.version_deleted",
         "model.deleted",
     ]
-    for type in told:
+    for type in types:
         assert len(office.events(type)) == 1, type
 
 

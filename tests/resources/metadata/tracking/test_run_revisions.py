@@ -14,7 +14,7 @@ from resources.metadata.tracking.tracking import Tracking
 from resources.monitoring.run_health import record_once
 
 
-def told(tracking: Tracking) -> None:
+def record_alert(tracking: Tracking) -> None:
     with tracking.write() as connection:
         assert record_once(connection, "r", "hanzo_ml.alert", "text", "run.stalled", {})
 
@@ -36,7 +36,7 @@ WRITES: dict[str, Callable[[Tracking], object]] = {
     "a model that it made": lambda t: t.logged_models.log_outputs("r", {with_model(t): 3}),
     "a model of old clients": lambda t: t.model_history.append("r", {"artifact_path": "m"}),
     "another name": lambda t: t.runs.update("r", name="another"),
-    "an alert": told,
+    "an alert": record_alert,
 }
 
 

@@ -247,7 +247,7 @@ def test_write_ahead_log_size_is_bounded(database: Database, tracking: Tracking)
         await asyncio.to_thread(writer.close)
         assert max(sizes) == sizes[-1] > 1000 * 4096, "it was long enough to be checkpointed"
         # Equal to a few pages only: the number of index splits varies between rounds.
-        assert sizes[-1] - sizes[4 * CHECKPOINT_INTERVAL] < 10 * 4096, "and was begun anew since"
+        assert sizes[-1] - sizes[4 * CHECKPOINT_INTERVAL] < 10 * 4096, "and was restarted since"
 
     with_points(database, test)
     assert len(tracking.metrics.history("short", "loss", 10_000).points) == 8 * CHECKPOINT_INTERVAL

@@ -48,7 +48,7 @@ def repository() -> dg.RepositoryDefinition:
     return loaded()
 
 
-class House:
+class SensorHarness:
     def __init__(self, folder: Path, repository: dg.RepositoryDefinition) -> None:
         self.plane = ControlPlane()
         migrate(self.plane.database)
@@ -140,17 +140,17 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repository: dg.RepositoryDefinition) -> Iterator[House]:
+def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repository: dg.RepositoryDefinition) -> Iterator[SensorHarness]:
     for name in [name for name in os.environ if name.startswith("HANZO_ML_") and not name.endswith("_PORT")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HANZO_ML_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(
         dead_runs, "SETTLING_TIME", timedelta(0)
     )  # saves a second per test; `test_data_retries` tests the waiting
-    house = House(tmp_path, repository)
-    with house.instance:
-        yield house
-    house.plane.database.close()
+    harness = SensorHarness(tmp_path, repository)
+    with harness.instance:
+        yield harness
+    harness.plane.database.close()
 
 
 def keys(request: dg.RunRequest) -> list[str]:
@@ -158,16 +158,16 @@ def keys(request: dg.RunRequest) -> list[str]:
 
 
 def failed_run(
-    house: House,
+    harness: SensorHarness,
     steps: tuple[str, ...],
     partition: str,
     status: dg.DagsterRunStatus = dg.DagsterRunStatus.FAILURE,
     **tags: str,
 ) -> str:
     """Create a run that failed by its own error, after Dagster has set its tags."""
-    job = house.repository.get_implicit_job_def_for_assets([dg.AssetKey(["models", MODEL, step]) for step in steps])
+    job = harness.repository.get_implicit_job_def_for_assets([dg.AssetKey(["models", MODEL, step]) for step in steps])
     assert job is not None
-    run = house.instance.create_run_for_job(
+    run = harness.instance.create_run_for_job(
         job,
         asset_selection=frozenset(dg.AssetKey(["models", MODEL, step]) for step in steps),
         tags={"dagster/partition": partition, FAILURE_REASON_TAG: "STEP_FAILURE", **tags},
