@@ -21,7 +21,7 @@ MADE: dict[str, Any] = {}
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    found = EntryPoints([EntryPoint("own", f"{__name__}:Told", recipes.contracts.recipe_references.OBJECTIVES_GROUP)])
+    found = EntryPoints([EntryPoint("own", f"{__name__}:WithMetrics", recipes.contracts.recipe_references.OBJECTIVES_GROUP)])
     for module in (recipes.contracts.recipe_references, registry):
         monkeypatch.setattr(module, "entry_points", lambda group: found.select(group=group))
     monkeypatch.setattr(EntryPoint, "load", lambda self: MADE["own"])
@@ -29,7 +29,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     MADE.clear()
 
 
-class Told(Sft):
+class WithMetrics(Sft):
     """The model's own loss, a mean over micro-batches, plus two custom metrics."""
 
     made = 0
@@ -42,7 +42,7 @@ class Told(Sft):
 
 def test_custom_objective_metrics_are_logged_under_their_names(place: Place, tmp_path: Path) -> None:
     """Only metrics of built-in objectives used to be logged; others were dropped silently."""
-    MADE["own"] = Told
+    MADE["own"] = WithMetrics
     place.train(tmp_path / "told", objective="own", max_steps=2, eval_steps=1, gradient_accumulation=2, batch_size=2)
     newest = place.checkpoints(tmp_path / "told").latest()
     assert newest is not None
@@ -54,53 +54,53 @@ def test_custom_objective_metrics_are_logged_under_their_names(place: Place, tmp
             assert of[f"{name}/every_other", step] == 1.0
 
 
-class Bare(Told):
+class Bare(WithMetrics):
     def loss(self, model: Any, batch: Any) -> Any:
         return super().loss(model, batch).value
 
 
-class Number(Told):
+class Number(WithMetrics):
     def loss(self, model: Any, batch: Any) -> Any:
         return Loss(super().loss(model, batch).value.item())
 
 
-class Several(Told):
+class Several(WithMetrics):
     def loss(self, model: Any, batch: Any) -> Any:
         return Loss(super().loss(model, batch).value.repeat(3))
 
 
-class Detached(Told):
+class Detached(WithMetrics):
     def loss(self, model: Any, batch: Any) -> Any:
         return Loss(super().loss(model, batch).value.detach())
 
 
-class TakesLoss(Told):
+class TakesLoss(WithMetrics):
     def loss(self, model: Any, batch: Any) -> Any:
         return Loss(super().loss(model, batch).value, {"loss": 1.0})
 
 
-class TellsText(Told):
+class TellsText(WithMetrics):
     def loss(self, model: Any, batch: Any) -> Any:
         metrics: Any = {"note": "hello"}
         return Loss(super().loss(model, batch).value, metrics)
 
 
-class TellsSeveral(Told):
+class TellsSeveral(WithMetrics):
     def loss(self, model: Any, batch: Any) -> Any:
         return Loss(super().loss(model, batch).value, {"many": torch.ones(3)})
 
 
-class WithoutRows(Told):
+class WithoutRows(WithMetrics):
     def rows(self, *_: Any) -> Any:
         return []
 
 
-class NoRows(Told):
+class NoRows(WithMetrics):
     def rows(self, *_: Any) -> Any:
         return None
 
 
-class Takes(Told):
+class Takes(WithMetrics):
     def __init__(self) -> None:
         """Take no recipe."""
 
@@ -122,8 +122,8 @@ class Foreign:
         (TellsSeveral, r"objective own: its metric 'many' is Tensor of shape \(3,\): return one number"),
         (WithoutRows, r"the train split: objective own: rows\(\) gave none"),
         (NoRows, r"the train split: objective own: rows\(\) gave NoneType"),
-        (Takes, "objective own: .*:Told cannot be made: TypeError: .*takes 1 positional argument"),
-        (Foreign, "objective own: .*:Told is no Objective"),
+        (Takes, "objective own: .*:WithMetrics cannot be made: TypeError: .*takes 1 positional argument"),
+        (Foreign, "objective own: .*:WithMetrics is no Objective"),
     ],
 )
 def test_unusable_custom_objective_result_is_refused_by_name(place: Place, tmp_path: Path, made: Any, said: str) -> None:
