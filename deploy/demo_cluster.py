@@ -40,6 +40,7 @@ RECIPE = "smollm2-135m-lora"
 """Recipe of the demo's model."""
 SECRET, SIGN_IN, SIGN_IN_KEY = "hanzo-ml-secrets", "demo-sign-in", "demo-sign-in-key"
 READY_SECONDS = 600
+END_SECONDS = 60
 TOKEN_SECONDS = 12 * 3600
 CONNECT_SECONDS = 30.0
 MISSING = "NotFound"
@@ -167,11 +168,13 @@ class DemoCluster:
     def _end_pods(self) -> None:
         """End all pods without their grace period.
 
-        A training pod would save a checkpoint, for up to five minutes, to a store that is removed with it.
+        A training pod would save a checkpoint, for up to five minutes, to a store that is removed with it. The control plane
+        ends first: its controller would recreate a deleted JobSet.
         """
-        for kinds in ("deployments,jobsets,jobs", "pods"):  # owners first, or they recreate the pods
-            for namespace in self._names("Namespace"):
-                self.try_run("delete", kinds, "--all", f"--namespace={namespace}", "--now", "--wait=false")
+        for namespace in sorted(self._names("Namespace"), key=lambda name: name != NAMESPACE):
+            here = f"--namespace={namespace}"
+            self.try_run("delete", "deployments,jobsets,jobs", "--all", here, "--wait=false")
+            self.try_run("delete", "pods", "--all", here, "--now", f"--timeout={END_SECONDS}s")
 
     @property
     def _here(self) -> str:
