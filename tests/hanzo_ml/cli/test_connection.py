@@ -168,3 +168,30 @@ def test_invalid_idempotency_key_is_refused(starts: Starts, server: ServerProces
     before = starts.there(server)
     assert "--key" in refusal(run(server.url, *starts.arguments, "--key", key))
     assert starts.there(server) == before
+
+
+def test_polls_share_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`kubectl port-forward` hangs after about 2,000 connections."""
+    connections: list[object] = []
+
+    class Counts(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def setup(self) -> None:
+            connections.append(self.client_address)
+            super().setup()
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Counts) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("HANZO_ML_TRACKING_URI", f"http://127.0.0.1:{server.server_port}")
+        answers = [connection.call("GET", "/v1/heartbeats") for _ in range(3)]
+        server.shutdown()
+        connection._reading_client(False).close()
+        connection._reading_client.cache_clear()
+    assert answers == [{}] * 3 and len(connections) == 1
