@@ -169,11 +169,13 @@ class DemoCluster:
         """End all pods without their grace period.
 
         A training pod would save a checkpoint, for up to five minutes, to a store that is removed with it. The control plane
-        ends first: its controller would recreate a deleted JobSet.
+        ends first: its controller would recreate a deleted JobSet. Jobs are deleted without their pods, because a kubelet
+        that has begun to wait for a grace period does not shorten it.
         """
         for namespace in sorted(self._names("Namespace"), key=lambda name: name != NAMESPACE):
             here = f"--namespace={namespace}"
-            self.try_run("delete", "deployments,jobsets,jobs", "--all", here, "--wait=false")
+            self.try_run("delete", "deployments", "--all", here, "--wait=false")
+            self.try_run("delete", "jobsets,jobs", "--all", here, "--cascade=orphan", "--wait=false")
             self.try_run("delete", "pods", "--all", here, "--now", f"--timeout={END_SECONDS}s")
 
     @property
