@@ -28,10 +28,12 @@ def kill_job_processes(job_id: str, node: str | None = None) -> int:
     """
     ended: set[int] = set()
     until = time.monotonic() + KILL_TIMEOUT_SECONDS
-    while (found := find_job_processes(job_id, node)) and time.monotonic() < until:
+    while found := find_job_processes(job_id, node):
         for process_id in found:
             kill_process(process_id, job_id, node)
         ended |= set(found)
+        if time.monotonic() >= until:  # checked after a first pass: on a busy machine a scan of /proc takes long
+            break
         time.sleep(POLL_SECONDS)
     return len(ended)
 
