@@ -264,7 +264,10 @@ def test_commands_run(block: Block, command: str, example_folder: Path) -> None:
     for example in YAML:
         if example.page == block.page and example.words and example.words[0].endswith(".yaml"):
             (example_folder / example.words[0]).write_text(example.text)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("HANZO_ML_")}
+    # The ports of tests stay: a stack of the developer may listen on the default ones.
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("HANZO_ML_") or name.endswith("_PORT")
+    }
     done = subprocess.run(
         [sys.executable, "-m", "hanzo_ml", *shlex.split(command)[1:]],
         cwd=example_folder,
