@@ -46,7 +46,7 @@ class ProgramEnd:
         memory_kill: why the kernel killed one of its processes, if it did.
         was_asked_to_stop: the gang received a stop request.
         was_ended: the launcher ended it because the gang could not continue.
-        was_killed: the launcher sent SIGKILL for that.
+        was_killed: the launcher sent SIGKILL to end it.
         lacks_result: it exited with 0 without leaving its result.
     """
 
@@ -76,7 +76,7 @@ def classify_end(end: ProgramEnd) -> ExitDocument | None:
 def _lost_a_rank(end: ProgramEnd) -> bool:
     """Return whether torchrun reports a killed rank that the launcher did not kill.
 
-    Its peers may report their lost connections first, whereupon the launcher ends this program too.
+    Its peers may report their lost connections first. Then the launcher ends this program, before it can report the cause.
     """
     return not end.was_killed and end.code - SIGNAL_EXIT_OFFSET in RANK_KILLS
 
